@@ -1,0 +1,65 @@
+/* The schedule: requests laid end to end and cut into parts. Pure functions of lengths and counts.
+ */
+#ifndef MLA_SRC_PLAN_H
+#define MLA_SRC_PLAN_H
+
+#include "mla.h"
+#include "shape.h"
+
+/*
+ * What a request and a block cost on a device, in arbitrary equal units. One table per backend
+ * holds the values, with the date and machine of the measurement.
+ */
+typedef struct mla_cost_model {
+    int32_t request_cost;     /* fixed cost of starting a request: prologue, epilogue */
+    int32_t block_cost;       /* cost of MLA_BLOCK_TOKENS tokens */
+    int32_t min_piece_blocks; /* a cut closer than this to an end of a request moves to that end */
+    int32_t
+        min_part_blocks; /* fewer parts are used rather than parts smaller than this on average */
+} mla_cost_model;
+
+typedef struct mla_cut_rule {
+    int64_t num_reqs;
+    int32_t max_parts;
+    bool whole_requests; /* cut between requests only */
+    bool exact_parts;    /* the caller fixed the number of parts: min_part_blocks does not apply */
+    mla_cost_model cost;
+} mla_cut_rule;
+
+/* First bytes of a plan buffer; mla_plan_part[max_parts] follow. The device kernel writes the same
+ * bytes. */
+typedef struct mla_plan_header {
+    uint32_t magic;
+    int32_t num_parts;    /* parts in use; the other records are idle */
+    int32_t max_parts;    /* records in the buffer */
+    int32_t column_parts; /* CTAs that share the value columns of one piece; 1 on the CPU */
+    int64_t num_reqs;
+    int64_t total_blocks;
+    int64_t reserved[4];
+} mla_plan_header;
+
+#define MLA_PLAN_MAGIC 0x504c414du /* "MALP" */
+
+static inline size_t mla_plan_bytes(int32_t max_parts)
+{
+    return sizeof(mla_plan_header) + (size_t)max_parts * sizeof(mla_plan_part);
+}
+
+/* Keys of plan request `req`, clamped to what the shape allows. */
+int64_t mla_plan_req_tokens(const mla_shape *shape, const mla_lengths *lengths, int64_t req);
+
+/* Writes a whole plan buffer: the host's and the specification of the device's. Lengths are host
+ * memory. */
+void mla_plan_cut(const mla_shape *shape, const mla_lengths *lengths, const mla_cut_rule *rule,
+                  void *buffer);
+
+/*
+ * Partial results are indexed by part. A split request's first piece (its block 0) is partial 1 of
+ * its part, every later piece is partial 0 of its part, so that a part needs two at most.
+ */
+static inline int64_t mla_plan_partial_idx(int64_t part_idx, int32_t piece_begin_block)
+{
+    return part_idx * 2 + (piece_begin_block == 0 ? 1 : 0);
+}
+
+#endif

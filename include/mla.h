@@ -40,8 +40,8 @@
  *     mla_plan_build(ctx, &problem, &lengths, &plan, stream);              once per step
  *     mla_run(ctx, &problem, &tensors, &plan, workspace, bytes, stream);   once per layer
  *
- * mla_problem says what is computed and holds no pointer; mla_tensors says where the data is. A plan
- * depends on the problem and the lengths alone, so one plan serves all layers of a step.
+ * mla_problem says what is computed and holds no pointer; mla_tensors says where the data is. A
+ * plan depends on the problem and the lengths alone, so one plan serves all layers of a step.
  *
  *
  * RULES THAT HOLD EVERYWHERE
@@ -49,7 +49,7 @@
  *  1. Argument structs begin with `struct_size`, which the caller sets to sizeof of the struct.
  *     Fields left out of an initialiser are zero, and zero is the default where one is named here.
  *  2. Every function that can fail returns mla_status. On failure nothing was written to any output
- *     and nothing was launched, and mla_last_error() of this thread names the argument and the value
+ *     and nothing was launched; mla_last_error() of this thread names the argument and the value
  *     seen. (MLA_ERR_DEVICE is the exception: the device failed while work was under way.)
  *  3. No call allocates memory, except mla_ctx_create().
  *  4. Strides are int64_t, in elements (bytes for FP8 rows). The last dimension is contiguous. A
@@ -61,7 +61,7 @@
  *     lse_empty_pos_inf).
  *  7. The same inputs on the same context give the same bits.
  *  8. A context may be used by several threads at once, each with its own plan, workspace, outputs.
- *  9. CPU contexts take host pointers, compute before they return and ignore `stream`. CUDA contexts
+ *  9. CPU contexts take host pointers, compute before they return and ignore `stream`. CUDA ones
  *     take device pointers, only enqueue work on `stream` (a CUstream; NULL is the legacy default
  *     stream) and can be captured in a CUDA graph. What lies in device memory (lengths, tables,
  *     indices) they cannot refuse: an impossible value there gives a wrong answer, never a fault.
@@ -164,8 +164,8 @@ typedef struct mla_ctx_params {
     /* CPU threads. Default 0: OpenMP's own choice (OMP_NUM_THREADS, else all cores). */
     int32_t num_threads;
     /* CPU: OR of the mla_isa bits that may be used. Default 0: all. The environment variable
-     * MLA_CPU_ISA, a comma-separated list of mla_isa_name()s, restricts it further. The reference is
-     * used only when the mask leaves nothing else. */
+     * MLA_CPU_ISA, a comma-separated list of mla_isa_name()s, restricts it further. The
+     * reference is used only when the mask leaves nothing else. */
     uint32_t isa_mask;
 } mla_ctx_params;
 
@@ -249,8 +249,8 @@ typedef enum mla_kv_format {
 } mla_kv_format;
 
 /*
- * What is computed. All counts are numbers of things, not bytes. Query heads share KV heads in order:
- * query head i reads KV head i / (h_q / h_kv).
+ * What is computed. All counts are numbers of things, not bytes. Query heads share KV heads in
+ * order: query head i reads KV head i / (h_q / h_kv).
  */
 typedef struct mla_problem {
     size_t struct_size;
@@ -275,7 +275,8 @@ typedef struct mla_problem {
     int64_t page_size;
     /* Sparse: indices of each query token, >= 1. Dense: 0. */
     int64_t topk;
-    /* Sparse decode with a second pool: its page size and its indices of each query token. Else 0. */
+    /* Sparse decode with a second pool: its page size and its indices of each query token. Else
+     * 0. */
     int64_t extra_page_size;
     int64_t extra_topk;
     /* Default 0: 1 / sqrt(d_qk). Finite in float32; may be negative. To weigh all keys alike, pass
@@ -306,8 +307,8 @@ typedef struct mla_sizes {
 } mla_sizes;
 
 /*
- * Fills *sizes. Both buffers are 16-byte aligned and live where the tensors live. A workspace serves
- * one mla_run() at a time; it needs no initialisation and keeps nothing between calls.
+ * Fills *sizes. Both buffers are 16-byte aligned and live where the tensors live. A workspace
+ * serves one mla_run() at a time; it needs no initialisation and keeps nothing between calls.
  *
  * Errors: as mla_supports().
  */
@@ -321,15 +322,15 @@ MLA_API mla_status mla_get_sizes(const mla_ctx *ctx, const mla_problem *problem,
 enum { MLA_BLOCK_TOKENS = 64 };
 
 /*
- * The lengths that a plan is built from, int32, where the tensors live. Each pointer is NULL when the
- * operation does not use it.
+ * The lengths that a plan is built from, int32, where the tensors live. Each pointer is NULL when
+ * the operation does not use it.
  */
 typedef struct mla_lengths {
     size_t struct_size;
     /* Dense decode, [batch]: tokens of each request, those of its s_q queries included, >= 0. */
     const int32_t *seqlens;
-    /* Sparse, [batch] in decode and [s_q] in prefill: how many of the topk indices count, clamped to
-     * 0 ... topk. NULL: all of them. */
+    /* Sparse, [batch] in decode and [s_q] in prefill: how many of the topk indices count,
+     * clamped to 0 ... topk. NULL: all of them. */
     const int32_t *topk_length;
     /* Sparse decode, [batch]: the same for the second pool. */
     const int32_t *extra_topk_length;
@@ -349,18 +350,20 @@ typedef struct mla_plan {
 } mla_plan;
 
 /*
- * Builds the schedule of a batch. May be called again on the same plan with other lengths. Under CUDA
- * it is enqueued on `stream` and may be part of a captured graph: a replay then rebuilds the plan
- * from the lengths that are in memory at that time.
+ * Builds the schedule of a batch. May be called again on the same plan with other lengths. Under
+ * CUDA it is enqueued on `stream` and may be part of a captured graph: a replay then rebuilds the
+ * plan from the lengths that are in memory at that time.
  *
- * Errors: INVALID_ARGUMENT (on the CPU also a negative length), UNSUPPORTED, BUFFER_TOO_SMALL, DEVICE.
+ * Errors: INVALID_ARGUMENT (on the CPU also a negative length), UNSUPPORTED, BUFFER_TOO_SMALL,
+ * DEVICE.
  */
 MLA_API mla_status mla_plan_build(const mla_ctx *ctx, const mla_problem *problem,
                                   const mla_lengths *lengths, mla_plan *plan, void *stream);
 
 /*
- * Declares that plan->buffer holds, or will hold when the stream gets there, a copy of the buffer of
- * a plan built for `problem` on a context of the same kind. Fills the host fields, touches no buffer.
+ * Declares that plan->buffer holds, or will hold when the stream gets there, a copy of the buffer
+ * of a plan built for `problem` on a context of the same kind. Fills the host fields, touches no
+ * buffer.
  *
  * Errors: as mla_plan_build().
  */
@@ -368,9 +371,9 @@ MLA_API mla_status mla_plan_attach(const mla_ctx *ctx, const mla_problem *proble
 
 /*
  * One part of a schedule: from block begin_block of plan request begin_req up to, not including,
- * block end_block of end_req. Plan requests are the requests in dense decode, and the query tokens
- * (request * s_q + token) in sparse operations, where each has its own keys. An idle part begins where
- * it ends.
+ * block end_block of end_req. Plan requests are the requests in dense decode, and the query
+ * tokens (request * s_q + token) in sparse operations, where each has its own keys. An idle part
+ * begins where it ends.
  */
 typedef struct mla_plan_part {
     int64_t begin_req;
@@ -384,8 +387,8 @@ typedef struct mla_plan_part {
 } mla_plan_part;
 
 /*
- * Reads part `part_idx` of a plan whose buffer is host memory (of a CUDA plan: of a copy). `part` and
- * `num_parts` may be NULL; *num_parts becomes the number of parts.
+ * Reads part `part_idx` of a plan whose buffer is host memory (of a CUDA plan: of a copy). `part`
+ * and `num_parts` may be NULL; *num_parts becomes the number of parts.
  *
  * Errors: INVALID_ARGUMENT (part_idx out of range), PLAN_MISMATCH (the buffer holds no plan).
  */
@@ -397,16 +400,17 @@ MLA_API mla_status mla_plan_get_part(const mla_plan *plan, int64_t part_idx, mla
  * -------------------------------------------------------------------------------------------- */
 
 /*
- * A pool of pages of KV rows, [num_pages, page_size, h_kv, d_qk], in the problem's kv_format. Slot s
- * is row s % page_size of page s / page_size. The kv tensor of sparse prefill, [s_kv, h_kv, d_qk], is
- * a pool of s_kv pages of size 1.
+ * A pool of pages of KV rows, [num_pages, page_size, h_kv, d_qk], in the problem's kv_format.
+ * Slot s is row s % page_size of page s / page_size. The kv tensor of sparse prefill, [s_kv,
+ * h_kv, d_qk], is a pool of s_kv pages of size 1.
  */
 typedef struct mla_pool {
     /* May be NULL when num_pages is 0. */
     const void *data;
     int64_t num_pages;
-    /* Page, token, head. With FP8 rows in bytes: the head stride is ignored; the token stride is 0
-     * (contiguous) or, with 656-byte rows, at least 656; a page stride of 0 is the contiguous one. */
+    /* Page, token, head. With FP8 rows in bytes: the head stride is ignored; the token stride
+     * is 0 (contiguous) or, with 656-byte rows, at least 656; a page stride of 0 is the
+     * contiguous one. */
     int64_t stride[3];
 } mla_pool;
 
@@ -430,8 +434,9 @@ typedef struct mla_tensors {
     /* [batch], as in mla_lengths; none may exceed max_pages * page_size. */
     const int32_t *seqlens;
 
-    /* Sparse. Slots of the keys: decode [batch, s_q, h_kv, topk], prefill [s_q, h_kv, topk]; strides
-     * of batch, token, KV head. A value below 0 or beyond the pool is skipped, wherever it stands. */
+    /* Sparse. Slots of the keys: decode [batch, s_q, h_kv, topk], prefill [s_q, h_kv, topk];
+     * strides of batch, token, KV head. A value below 0 or beyond the pool is skipped, wherever
+     * it stands. */
     const int32_t *indices;
     int64_t indices_stride[3];
     /* As in mla_lengths; may be NULL. */
@@ -444,8 +449,8 @@ typedef struct mla_tensors {
     int64_t extra_indices_stride[3];
     const int32_t *extra_topk_length;
 
-    /* [h_q], may be NULL. Scales out by 1 / (1 + exp(sink - lse)) and leaves lse as it is; -INFINITY
-     * is no sink, +INFINITY gives 0. */
+    /* [h_q], may be NULL. Scales out by 1 / (1 + exp(sink - lse)) and leaves lse as it is;
+     * -INFINITY is no sink, +INFINITY gives 0. */
     const float *attn_sink;
 
     /* Result, problem.dtype, [batch, s_q, h_q, d_v]; strides of batch, token, head. */
@@ -454,15 +459,15 @@ typedef struct mla_tensors {
     /* [batch, s_q, h_q], may be NULL; strides of batch, token, head. */
     float *lse;
     int64_t lse_stride[3];
-    /* Sparse prefill, may be NULL: the row maximum of S, [s_q, h_q], contiguous; -INFINITY for a row
-     * without keys. */
+    /* Sparse prefill, may be NULL: the row maximum of S, [s_q, h_q], contiguous; -INFINITY for
+     * a row without keys. */
     float *max_logits;
 } mla_tensors;
 
 /*
  * Computes the problem. The plan must have been built (or attached) for an equal problem,
- * softmax_scale and lse_empty_pos_inf aside, on a context of the same kind. Lengths are those the plan
- * was built from; other lengths may give a wrong answer, never a fault.
+ * softmax_scale and lse_empty_pos_inf aside, on a context of the same kind. Lengths are those the
+ * plan was built from; other lengths may give a wrong answer, never a fault.
  *
  * Errors: INVALID_ARGUMENT (on the CPU also: a length that is negative or beyond the block table, a
  * referenced page outside the pool), UNSUPPORTED, BUFFER_TOO_SMALL, PLAN_MISMATCH, DEVICE.
@@ -501,8 +506,8 @@ typedef struct mla_merge_args {
 } mla_merge_args;
 
 /*
- * lse = ln(sum_i exp(lse_i)), out = sum_i exp(lse_i - lse) * out_i. An lse_i of -INFINITY or +INFINITY
- * marks a part without keys, whose out is not read.
+ * lse = ln(sum_i exp(lse_i)), out = sum_i exp(lse_i - lse) * out_i. An lse_i of -INFINITY or
+ * +INFINITY marks a part without keys, whose out is not read.
  *
  * Errors: INVALID_ARGUMENT, UNSUPPORTED, DEVICE.
  */
@@ -526,8 +531,8 @@ typedef struct mla_pack_args {
      * reads it. */
     void *cache;
     int64_t cache_stride[3];
-    /* [num_tokens]: each row's slot; a negative slot skips the row. NULL: row i has slot i. mla_pack()
-     * needs them distinct. */
+    /* [num_tokens]: each row's slot; a negative slot skips the row. NULL: row i has slot i.
+     * mla_pack() needs them distinct. */
     const int64_t *slots;
 } mla_pack_args;
 

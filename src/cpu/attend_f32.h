@@ -17,24 +17,24 @@
  * An ISA provides: VEC_LANES, vec, vec_load, vec_store (unaligned), vec_set1, vec_fma (a * b + c),
  * vec_mul, vec_add, vec_sub, vec_max (b when either is NaN), vec_round (to integers),
  * vec_scale_exp2 (power * 2^exponent, but 0 where x < -126), vec_sum4 (the sums over the lanes of
- * four vectors, times a factor), vec_from_bf16, vec_from_f16, vec_from_e4m3 (VEC_LANES values from memory, any
- * alignment), and the tile sizes KEY_TILE (keys of a score
- * tile), KEY_TILE_NARROW (of one with a single vector of rows), DOT_TILE (dot products of a
- * tile), ROW_TILE (rows of a value tile). Loops over a tile are unrolled whole, so that it stays in
- * registers.
+ * four vectors, times a factor), vec_from_bf16, vec_from_f16, vec_from_e4m3 (VEC_LANES values from
+ * memory, any alignment), and the tile sizes KEY_TILE (keys of a score tile), KEY_TILE_NARROW (the
+ * same when the tile is a single vector of rows wide), DOT_TILE (dot products of a tile), ROW_TILE
+ * (rows of a value tile). Loops over a tile are unrolled whole, so that it stays in registers.
  */
 #ifndef MLA_CPU_ATTEND_F32_H
 #define MLA_CPU_ATTEND_F32_H
 
 #include "formats.h"
 #include "kernels.h"
+#include "unroll.h"
 
 #include <assert.h>
 
 enum {
     PANEL = 2 * VEC_LANES, /* query rows or value columns of a tile */
     PANELS = MLA_CPU_TILE_ROWS / PANEL,
-    BLOCK = 96,                    /* keys widened at a time */
+    BLOCK = 96,                     /* keys widened at a time */
     KEY_STRIDE = MLA_D_QK_MAX + 16, /* an odd number of cache lines: all sets of L1 are used */
     /* Products of one chain of additions. Shorter chains round less, and a panel of Q^T this deep
      * stays in L1 while the block's keys pass. */
@@ -45,7 +45,8 @@ enum {
     DOT_ROWS = 4 /* query rows of a tile of dot products */
 };
 
-_Static_assert(BLOCK % KEY_TILE == 0 && BLOCK % DOT_TILE == 0 && BLOCK % KEY_TILE_NARROW == 0, "whole tiles fill a block");
+_Static_assert(BLOCK % KEY_TILE == 0 && BLOCK % DOT_TILE == 0 && BLOCK % KEY_TILE_NARROW == 0,
+               "whole tiles fill a block");
 _Static_assert(DOT_ROWS == 4 && DOT_TILE % 4 == 0, "dot products are summed by fours");
 _Static_assert(MLA_CPU_TILE_ROWS % PANEL == 0, "whole panels fill a tile of rows");
 
@@ -53,16 +54,16 @@ typedef struct f32_block {
     mla_key_row rows[BLOCK];
     int32_t num_keys;
     int32_t prefetched; /* rows that have been asked for */
-    int64_t begin; /* place of the first key in the key list; exact for dense lists */
+    int64_t begin;      /* place of the first key in the key list; exact for dense lists */
 } f32_block;
 
 typedef struct f32_scratch {
     union {
-        float panel[MLA_D_QK_MAX][PANEL];    /* Q^T */
-        float row[PANEL][MLA_D_QK_MAX]; /* for dot products */
+        float panel[MLA_D_QK_MAX][PANEL]; /* Q^T */
+        float row[PANEL][MLA_D_QK_MAX];   /* for dot products */
     } q[PANELS];
     float keys[BLOCK][KEY_STRIDE];
-    float scores[BLOCK][PANEL]; /* of one panel: S^T in base 2, then P^T */
+    float scores[BLOCK][PANEL];       /* of one panel: S^T in base 2, then P^T */
     float row_max[MLA_CPU_TILE_ROWS]; /* base 2 */
     float row_sum[MLA_CPU_TILE_ROWS];
     float rescale[MLA_CPU_TILE_ROWS]; /* what a row's earlier sums are multiplied by */
@@ -85,8 +86,8 @@ static int64_t resolve_block(const mla_cpu_job *job, int64_t begin, int64_t end,
     while (begin < end && block->num_keys < BLOCK) {
         int64_t room = BLOCK - block->num_keys;
         int64_t stop = end - begin < room ? end : begin + room;
-        block->num_keys +=
-            mla_key_rows_resolve(job->keys, begin, stop, block->rows + block->num_keys);
+        block->num_keys += mla_key_rows_resolve(job->keys, begin, stop,
+                                                block->rows + block->num_keys);
         begin = stop;
     }
     return begin;
@@ -188,7 +189,8 @@ typedef struct f32_prefetch {
 static inline const uint8_t *prefetch_row(f32_prefetch *prefetch, const uint8_t **last)
 {
     prefetch->credit += BLOCK;
-    if (prefetch->credit < prefetch->stretches || prefetch->block->prefetched >= prefetch->block->num_keys) {
+    if (prefetch->credit < prefetch->stretches ||
+        prefetch->block->prefetched >= prefetch->block->num_keys) {
         return *last = (const uint8_t *)prefetch;
     }
     prefetch->credit -= prefetch->stretches;
@@ -259,7 +261,7 @@ outer_product(int tile, int vecs, vec (*acc)[2], const float *a, int64_t a_row, 
             line = line + LINE_BYTES <= last ? line + LINE_BYTES : last;
             vec b0 = vec_load(b);
             vec b1 = vecs > 1 ? vec_load(b + VEC_LANES) : b0;
-#pragma GCC unroll 16
+            MLA_UNROLL
             for (int i = 0; i < tile; i++) {
                 vec a_i = vec_set1(a[i * a_row]);
                 acc[i][0] = vec_fma(a_i, b0, acc[i][0]);
@@ -278,20 +280,21 @@ outer_product(int tile, int vecs, vec (*acc)[2], const float *a, int64_t a_row, 
  * first stretch of the depth starts from zero, the later ones add to what is there; the last
  * applies the scale, the others pass 1.
  */
-static inline __attribute__((always_inline)) void
-score_tile(int tile, int vecs, const float *keys, const float *q, int64_t depth, bool first,
-           float scale, float *scores, f32_prefetch *prefetch)
+static inline __attribute__((always_inline)) void score_tile(int tile, int vecs, const float *keys,
+                                                             const float *q, int64_t depth,
+                                                             bool first, float scale, float *scores,
+                                                             f32_prefetch *prefetch)
 {
     vec acc[KEY_TILE_NARROW][2];
-#pragma GCC unroll 16
+    MLA_UNROLL
     for (int i = 0; i < tile; i++) {
         acc[i][0] = acc[i][1] = vec_set1(0.0f);
     }
     outer_product(tile, vecs, acc, keys, KEY_STRIDE, 1, q, PANEL, depth, prefetch);
     vec scales = vec_set1(scale);
-#pragma GCC unroll 16
+    MLA_UNROLL
     for (int i = 0; i < tile; i++) {
-#pragma GCC unroll 2
+        MLA_UNROLL
         for (int v = 0; v < vecs; v++) {
             float *score = scores + i * PANEL + v * VEC_LANES;
             vec sum = first ? acc[i][v] : vec_add(vec_load(score), acc[i][v]);
@@ -302,12 +305,14 @@ score_tile(int tile, int vecs, const float *keys, const float *q, int64_t depth,
 
 /* S of `rows` query rows and DOT_TILE / rows keys as dot products. `rows` must be a constant, 1 or
  * DOT_ROWS, where this is inlined. */
-static inline __attribute__((always_inline)) void
-dot_tile(int rows, const float *keys, const float *q, int64_t d_qk, float scale, float *scores,
-         f32_prefetch *prefetch)
+static inline __attribute__((always_inline)) void dot_tile(int rows, const float *keys,
+                                                           const float *q, int64_t d_qk,
+                                                           float scale, float *scores,
+                                                           f32_prefetch *prefetch)
 {
+    const int num_keys = DOT_TILE / rows;
     vec acc[DOT_TILE];
-#pragma GCC unroll 16
+    MLA_UNROLL
     for (int i = 0; i < DOT_TILE; i++) {
         acc[i] = vec_set1(0.0f);
     }
@@ -316,20 +321,20 @@ dot_tile(int rows, const float *keys, const float *q, int64_t d_qk, float scale,
         __builtin_prefetch(line, 0, 2);
         line = line + LINE_BYTES <= last ? line + LINE_BYTES : last;
         vec q_row[DOT_ROWS];
-#pragma GCC unroll 4
+        MLA_UNROLL
         for (int row = 0; row < rows; row++) {
             q_row[row] = vec_load(q + row * MLA_D_QK_MAX + d);
         }
-#pragma GCC unroll 16
-        for (int key = 0; key < DOT_TILE / rows; key++) {
+        MLA_UNROLL
+        for (int key = 0; key < num_keys; key++) {
             vec values = vec_load(keys + key * KEY_STRIDE + d);
-#pragma GCC unroll 4
+            MLA_UNROLL
             for (int row = 0; row < rows; row++) {
                 acc[key * rows + row] = vec_fma(values, q_row[row], acc[key * rows + row]);
             }
         }
     }
-#pragma GCC unroll 4
+    MLA_UNROLL
     for (int i = 0; i < DOT_TILE; i += 4) {
         if (rows == 4) {
             vec_sum4(&acc[i], scale, scores + i / 4 * PANEL);
@@ -352,18 +357,17 @@ value_tile(int tile, const float *weights, const float *values, int64_t num_keys
            const float *rescale, float *out, int64_t out_stride, f32_prefetch *prefetch)
 {
     vec acc[ROW_TILE][2];
-#pragma GCC unroll 16
+    MLA_UNROLL
     for (int i = 0; i < tile; i++) {
-#pragma GCC unroll 2
+        MLA_UNROLL
         for (int v = 0; v < 2; v++) {
             acc[i][v] = rescale ? vec_mul(vec_load(out + i * out_stride + v * VEC_LANES),
                                           vec_set1(rescale[i]))
                                 : vec_set1(0.0f);
         }
     }
-    outer_product(tile, 2, acc, weights, 1, PANEL, values, KEY_STRIDE, num_keys,
-                  prefetch);
-#pragma GCC unroll 16
+    outer_product(tile, 2, acc, weights, 1, PANEL, values, KEY_STRIDE, num_keys, prefetch);
+    MLA_UNROLL
     for (int i = 0; i < tile; i++) {
         vec_store(out + i * out_stride, acc[i][0]);
         vec_store(out + i * out_stride + VEC_LANES, acc[i][1]);
@@ -568,8 +572,8 @@ static int32_t group_rows(const mla_cpu_job *job, const f32_block *block, int32_
     for (int32_t begin = 0; begin < rows;) {
         int32_t keys = visible_keys(job, panel_row + begin, block->begin, block->num_keys);
         int32_t end = begin + 1;
-        while (end < rows && visible_keys(job, panel_row + end, block->begin, block->num_keys) ==
-                                 keys) {
+        while (end < rows &&
+               visible_keys(job, panel_row + end, block->begin, block->num_keys) == keys) {
             end++;
         }
         int32_t pieces = (end - begin + ROW_TILE - 1) / ROW_TILE;
@@ -607,8 +611,8 @@ static void attend_panel(const mla_cpu_job *job, f32_scratch *scratch, const f32
         score_few_rows(scratch, (const float(*)[MLA_D_QK_MAX])scratch->q[panel].row, rows,
                        job->keys->d_qk, most_keys, scale, prefetch);
     } else {
-        score_panel(scratch, (const float(*)[PANEL])scratch->q[panel].panel, rows,
-                    job->keys->d_qk, most_keys, scale, prefetch);
+        score_panel(scratch, (const float(*)[PANEL])scratch->q[panel].panel, rows, job->keys->d_qk,
+                    most_keys, scale, prefetch);
     }
     for (int32_t g = 0; g < num_groups; g++) {
         mask_scores(scratch, &groups[g], most_keys);
@@ -687,9 +691,8 @@ static void attend_f32(const mla_cpu_job *job)
     while (block->num_keys > 0) {
         widen_block(job->keys, block, scratch->keys);
         next = resolve_block(job, next, end, next_block);
-        f32_prefetch prefetch = {.block = next_block,
-                                 .row_bytes = row_bytes,
-                                 .stretches = stretches};
+        f32_prefetch prefetch = {
+            .block = next_block, .row_bytes = row_bytes, .stretches = stretches};
         for (int32_t panel = 0; panel < panels; panel++) {
             attend_panel(job, scratch, block, panel, first, &prefetch);
         }

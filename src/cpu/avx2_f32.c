@@ -8,12 +8,7 @@ typedef __m256 vec;
 
 #define ROW_TILE 6
 
-enum {
-    VEC_LANES = 8,
-    KEY_TILE = 6,
-    KEY_TILE_NARROW = 12,
-    DOT_TILE = 8
-};
+enum { VEC_LANES = 8, KEY_TILE = 6, KEY_TILE_NARROW = 12, DOT_TILE = 8 };
 
 static inline vec vec_load(const float *p)
 {

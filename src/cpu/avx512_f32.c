@@ -8,12 +8,7 @@ typedef __m512 vec;
 
 #define ROW_TILE 8
 
-enum {
-    VEC_LANES = 16,
-    KEY_TILE = 8,
-    KEY_TILE_NARROW = 16,
-    DOT_TILE = 16
-};
+enum { VEC_LANES = 16, KEY_TILE = 8, KEY_TILE_NARROW = 16, DOT_TILE = 16 };
 
 static inline vec vec_load(const float *p)
 {

@@ -42,9 +42,9 @@ static uint64_t saved_states(void)
 
 /* State components of XCR0, as the processor manuals number them. */
 enum {
-    STATE_AVX = 1 << 1 | 1 << 2,                       /* SSE and upper halves of ymm */
+    STATE_AVX = 1 << 1 | 1 << 2,                         /* SSE and upper halves of ymm */
     STATE_AVX512 = STATE_AVX | 1 << 5 | 1 << 6 | 1 << 7, /* mask registers, zmm */
-    STATE_AMX = 1 << 17 | 1 << 18                      /* tile configuration, tile data */
+    STATE_AMX = 1 << 17 | 1 << 18                        /* tile configuration, tile data */
 };
 
 static bool saves(uint64_t states)
@@ -87,8 +87,7 @@ bool mla_cpu_has_amx_bf16(void)
 {
     uint32_t edx = cpuid(7, 0).edx;
     bool amx_bf16 = has_bit(edx, 22), amx_tile = has_bit(edx, 24);
-    return mla_cpu_has_avx512_bf16() && amx_bf16 && amx_tile && saves(STATE_AMX) &&
-           request_tiles();
+    return mla_cpu_has_avx512_bf16() && amx_bf16 && amx_tile && saves(STATE_AMX) && request_tiles();
 }
 
 bool mla_cpu_is_amd(void)

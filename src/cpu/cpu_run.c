@@ -64,7 +64,7 @@ typedef struct cpu_run {
 typedef struct request_piece {
     int64_t req;
     int64_t begin_block;
-    int64_t end_block; /* INT64_MAX: to the end of the request */
+    int64_t end_block;   /* INT64_MAX: to the end of the request */
     int64_t partial_idx; /* -1: the request is not split */
 } request_piece;
 
@@ -268,8 +268,9 @@ static void store_row(const cpu_run *run, int64_t req, int64_t kv_head, int64_t 
                    pos.token_idx * t->out_stride[1] + pos.head_idx * t->out_stride[2]);
     if (t->lse != NULL) {
         t->lse[pos.batch_idx * t->lse_stride[0] + pos.token_idx * t->lse_stride[1] +
-               pos.head_idx * t->lse_stride[2]] =
-            lse == -INFINITY && p->lse_empty_pos_inf ? INFINITY : lse;
+               pos.head_idx * t->lse_stride[2]] = lse == -INFINITY && p->lse_empty_pos_inf
+                                                      ? INFINITY
+                                                      : lse;
     }
     if (t->max_logits != NULL) {
         t->max_logits[pos.token_idx * p->h_q + pos.head_idx] = row_max;
@@ -297,18 +298,17 @@ static void attend_piece(const cpu_run *run, const request_piece *piece, const r
     mla_key_rows keys = request_keys(run, piece->req, rows->kv_head);
     int64_t num_keys = keys.num_keys[0] + keys.num_keys[1];
     int64_t last_block = ceil_div(num_keys, MLA_BLOCK_TOKENS);
-    mla_cpu_job job = {.keys = &keys,
-                       .key_end = piece->end_block < last_block
-                                      ? piece->end_block * MLA_BLOCK_TOKENS
-                                      : num_keys,
-                       .rows = rows->count,
-                       .q_rows = thread->q_rows,
-                       .scale = run->shape->scale,
-                       .scratch = thread + 1,
-                       .out = thread->out[0],
-                       .out_stride = MLA_D_V,
-                       .lse = thread->lse,
-                       .row_max = thread->row_max};
+    mla_cpu_job job = {
+        .keys = &keys,
+        .key_end = piece->end_block < last_block ? piece->end_block * MLA_BLOCK_TOKENS : num_keys,
+        .rows = rows->count,
+        .q_rows = thread->q_rows,
+        .scale = run->shape->scale,
+        .scratch = thread + 1,
+        .out = thread->out[0],
+        .out_stride = MLA_D_V,
+        .lse = thread->lse,
+        .row_max = thread->row_max};
     if (piece->partial_idx >= 0) {
         int64_t first = (piece->partial_idx * run->shape->problem.h_kv + rows->kv_head) *
                             run->shape->rows +
@@ -354,9 +354,8 @@ static void run_unit(const cpu_run *run, int64_t part_idx, const row_tile *rows,
         if (ends_inside && part->end_block <= 0) {
             break;
         }
-        request_piece piece = {.req = req,
-                               .end_block = ends_inside ? part->end_block : INT64_MAX,
-                               .partial_idx = -1};
+        request_piece piece = {
+            .req = req, .end_block = ends_inside ? part->end_block : INT64_MAX, .partial_idx = -1};
         if (req == part->begin_req && part->begin_block > 0) {
             piece.begin_block = part->begin_block;
         }
@@ -459,8 +458,8 @@ mla_status mla_cpu_run(const mla_ctx *ctx, const mla_shape *shape, const mla_ten
     int64_t num_units = run.num_parts * part_units;
 #pragma omp parallel num_threads(ctx->info.num_threads)
     {
-        thread_state *thread =
-            (thread_state *)(run.threads + (size_t)omp_get_thread_num() * run.thread_bytes);
+        thread_state *thread = (thread_state *)(run.threads +
+                                                (size_t)omp_get_thread_num() * run.thread_bytes);
 #pragma omp for schedule(dynamic)
         for (int64_t unit = 0; unit < num_units; unit++) {
             row_tile rows = unit_rows(&run, unit);

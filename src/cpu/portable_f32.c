@@ -3,16 +3,11 @@
 #include "kernels.h"
 
 typedef float vec __attribute__((vector_size(16)));
-typedef int32_t vec_bits __attribute__((vector_size(16)));
+typedef uint32_t vec_bits __attribute__((vector_size(16)));
 
 #define ROW_TILE 6
 
-enum {
-    VEC_LANES = 4,
-    KEY_TILE = 6,
-    KEY_TILE_NARROW = 12,
-    DOT_TILE = 8
-};
+enum { VEC_LANES = 4, KEY_TILE = 6, KEY_TILE_NARROW = 12, DOT_TILE = 8 };
 
 static inline vec vec_load(const float *p)
 {

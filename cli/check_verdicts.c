@@ -16,7 +16,7 @@ bool check_fail(check_result *result, const char *format, ...)
 
 bool check_take(check_result *result, const comparison *compared)
 {
-    if (compared->worst_share >= result->worst_share) {
+    if (compared->worst_share > result->worst_share) {
         result->worst_share = compared->worst_share;
         snprintf(result->detail, sizeof result->detail, "%s (%.2f of what is allowed)",
                  compared->worst, compared->worst_share);

@@ -50,7 +50,7 @@ static void on_fault(int number)
 
 static void show_progress(const check_run *run, const char *name)
 {
-    snprintf(running, sizeof running, "%s", name);
+    snprintf(running, sizeof running, "%.150s", name);
     if (run->progress) {
         fprintf(stderr, "\r\033[K%lld checks done, now %.100s", (long long)run->done, name);
     }

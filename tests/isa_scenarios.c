@@ -101,12 +101,28 @@ bool isa_serves(const mla_ctx *ctx, const mla_problem *problem)
     return true;
 }
 
-/* FNV-1a over words of what a case reads, but for the pool, which follows from the seed. */
+/* FNV-1a over enough of what a case reads to tell the cases of a scenario apart. */
 static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
 {
     const uint8_t *byte = data;
     for (size_t i = 0; data != NULL && i < bytes; i++) {
         hash = (hash ^ byte[i]) * 0x100000001b3u;
+    }
+    return hash;
+}
+
+/* The first row of the pool that a request reads, and some of the others. */
+static uint64_t hash_keys(uint64_t hash, const attention_case *c, int64_t req)
+{
+    const mla_problem *p = &c->problem;
+    bool dense = p->op == MLA_OP_DENSE_DECODE;
+    int64_t count = dense ? c->seqlens[req] : p->topk;
+    for (int64_t i = 0; i < count; i += 1 + count / 16) {
+        int64_t slot = dense ? dense_slot(c, req, i) : c->indices[i];
+        if (slot >= 0 && slot < c->tensors.kv.num_pages * p->page_size) {
+            case_row row = attention_case_row(c, &c->tensors.kv, p->page_size, slot, 0);
+            hash = hash_bytes(hash, row.data, 584);
+        }
     }
     return hash;
 }
@@ -122,8 +138,8 @@ static uint64_t hash_case(const attention_case *c)
     hash = hash_bytes(hash, c->tensors.extra_topk_length, lengths * 4);
     hash = hash_bytes(hash, c->indices, (size_t)p->topk * 4);
     hash = hash_bytes(hash, c->tensors.attn_sink, (size_t)p->h_q * 4);
-    if (c->tensors.kv.num_pages > 0) {
-        hash = hash_bytes(hash, c->pool, 512);
+    for (int64_t req = 0; req < p->batch && req < 16; req++) {
+        hash = hash_keys(hash, c, req);
     }
     return hash;
 }

@@ -48,6 +48,7 @@ enum {
 _Static_assert(BLOCK % KEY_TILE == 0 && BLOCK % DOT_TILE == 0 && BLOCK % KEY_TILE_NARROW == 0,
                "whole tiles fill a block");
 _Static_assert(DOT_ROWS == 4 && DOT_TILE % 4 == 0, "dot products are summed by fours");
+_Static_assert(PANEL <= BLOCK, "a panel's queries fit where the keys go");
 _Static_assert(MLA_CPU_TILE_ROWS % PANEL == 0, "whole panels fill a tile of rows");
 
 typedef struct f32_block {
@@ -218,6 +219,27 @@ static bool takes_dot_products(int32_t rows)
     return rows * 9 < lanes * 8;
 }
 
+/* Rows to columns. `values` is free until the first block. */
+static void pack_panel(const mla_key_rows *keys, const uint16_t *const *q_rows, int32_t rows,
+                       float (*values)[KEY_STRIDE], float (*columns)[PANEL])
+{
+    enum { LINE_VALUES = LINE_BYTES / sizeof(float) };
+    for (int32_t row = 0; row < rows; row++) {
+        widen_elems(keys->dtype, keys->d_qk, (const uint8_t *)q_rows[row], values[row]);
+    }
+    for (int32_t row = rows; row < PANEL; row++) {
+        memset(values[row], 0, sizeof values[row]);
+    }
+    /* A line of every row at a time: they and the columns they become stay in L1. */
+    for (int64_t begin = 0; begin < keys->d_qk; begin += LINE_VALUES) {
+        for (int64_t d = begin; d < begin + LINE_VALUES; d++) {
+            for (int32_t row = 0; row < PANEL; row++) {
+                columns[d][row] = values[row][d];
+            }
+        }
+    }
+}
+
 static void pack_queries(const mla_cpu_job *job, f32_scratch *scratch)
 {
     int64_t d_qk = job->keys->d_qk;
@@ -231,15 +253,7 @@ static void pack_queries(const mla_cpu_job *job, f32_scratch *scratch)
             }
             continue;
         }
-        float(*columns)[PANEL] = scratch->q[panel].panel;
-        memset(columns, 0, sizeof scratch->q[panel].panel);
-        for (int32_t row = 0; row < rows; row++) {
-            float *values = scratch->keys[0]; /* free until the first block */
-            widen_elems(job->keys->dtype, d_qk, (const uint8_t *)q_rows[row], values);
-            for (int64_t d = 0; d < d_qk; d++) {
-                columns[d][row] = values[d];
-            }
-        }
+        pack_panel(job->keys, q_rows, rows, scratch->keys, scratch->q[panel].panel);
     }
 }
 

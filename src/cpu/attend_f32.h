@@ -27,6 +27,7 @@
 
 #include "formats.h"
 #include "kernels.h"
+#include "narrow_row.h"
 #include "unroll.h"
 
 #include <assert.h>

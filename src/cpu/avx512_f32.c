@@ -106,4 +106,5 @@ const mla_cpu_kernel mla_avx512_kernel = {.isa = MLA_ISA_AVX512,
                                           .available = mla_cpu_has_avx512,
                                           .serves = serves_f32,
                                           .scratch_bytes = sizeof(f32_scratch),
-                                          .attend = attend_f32};
+                                          .attend = attend_f32,
+                                          .narrow = narrow_row};

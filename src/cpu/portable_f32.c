@@ -113,4 +113,5 @@ const mla_cpu_kernel mla_portable_kernel = {.isa = MLA_ISA_PORTABLE,
                                             .available = always_available,
                                             .serves = serves_f32,
                                             .scratch_bytes = sizeof(f32_scratch),
-                                            .attend = attend_f32};
+                                            .attend = attend_f32,
+                                            .narrow = narrow_row};

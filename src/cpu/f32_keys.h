@@ -106,12 +106,18 @@ static void widen_row(const mla_key_rows *keys, mla_key_row row, float *values)
     assert(!"unreachable: kv_format was checked");
 }
 
-/* Bytes of a row's data, for the prefetcher; the scales of 584-byte rows lie apart and are few. */
+/* Bytes of a row's data, for the prefetcher. */
 static int64_t row_data_bytes(const mla_key_rows *keys)
 {
     return keys->kv_format == MLA_KV_FP8_656   ? MLA_FP8_656_BYTES
            : keys->kv_format == MLA_KV_FP8_584 ? MLA_FP8_584_DATA_BYTES
                                                : keys->d_qk * 2;
+}
+
+/* The scales of 584-byte rows lie apart from the data; others have none or have them inside. */
+static inline const uint8_t *scales_or_data(const mla_key_row *row)
+{
+    return row->scales != NULL ? row->scales : row->data;
 }
 
 /* Rows that the products left to ask for, the first block's and those of jobs with few rows, are
@@ -126,6 +132,7 @@ static void widen_block(const mla_key_rows *keys, const f32_block *block,
             for (int64_t at = 0; at < row_bytes; at += LINE_BYTES) {
                 __builtin_prefetch(block->rows[ahead].data + at);
             }
+            __builtin_prefetch(scales_or_data(&block->rows[ahead]));
         }
         widen_row(keys, block->rows[key], values[key]);
     }
@@ -154,9 +161,10 @@ static inline const uint8_t *prefetch_row(f32_prefetch *prefetch, const uint8_t 
         return *last = (const uint8_t *)prefetch;
     }
     prefetch->credit -= prefetch->stretches;
-    const uint8_t *data = prefetch->block->rows[prefetch->block->prefetched++].data;
-    *last = data + prefetch->row_bytes - 1;
-    return data;
+    const mla_key_row *row = &prefetch->block->rows[prefetch->block->prefetched++];
+    __builtin_prefetch(scales_or_data(row), 0, 2);
+    *last = row->data + prefetch->row_bytes - 1;
+    return row->data;
 }
 
 #endif

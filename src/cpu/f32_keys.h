@@ -20,6 +20,7 @@ enum {
     DEPTH = 192,
     STRETCH = 48, /* steps of a product during which one row is prefetched */
     WIDEN_AHEAD = 4,
+    TOUCHED_ROWS = 8,
     LINE_BYTES = 64,
     DOT_ROWS = 4 /* query rows of a tile of dot products */
 };
@@ -151,6 +152,22 @@ typedef struct f32_prefetch {
     int32_t stretches;
 } f32_prefetch;
 
+/*
+ * Asks for one line of each of the next rows, and for their scales. A prefetch cannot retire before
+ * its page is found, which takes as long as a miss of the caches where rows are spread over a large
+ * pool: several of them at once wait together. (AVX-512, 656-byte rows at random in 260 MB of small
+ * pages, 128 rows: 0.76 of the FMA peak without, 0.83 with.)
+ */
+static inline void touch_rows(const f32_block *block)
+{
+    int32_t stop = block->prefetched + TOUCHED_ROWS;
+    stop = stop < block->num_keys ? stop : block->num_keys;
+    for (int32_t i = block->prefetched; i < stop; i++) {
+        __builtin_prefetch(block->rows[i].data, 0, 2);
+        __builtin_prefetch(scales_or_data(&block->rows[i]), 0, 2);
+    }
+}
+
 /* The first line to prefetch during a stretch; *last is the last one. The same line again and
  * again where no row is due. */
 static inline const uint8_t *prefetch_row(f32_prefetch *prefetch, const uint8_t **last)
@@ -161,8 +178,11 @@ static inline const uint8_t *prefetch_row(f32_prefetch *prefetch, const uint8_t 
         return *last = (const uint8_t *)prefetch;
     }
     prefetch->credit -= prefetch->stretches;
-    const mla_key_row *row = &prefetch->block->rows[prefetch->block->prefetched++];
-    __builtin_prefetch(scales_or_data(row), 0, 2);
+    f32_block *block = prefetch->block;
+    if (block->prefetched % TOUCHED_ROWS == 0) {
+        touch_rows(block);
+    }
+    const mla_key_row *row = &block->rows[block->prefetched++];
     *last = row->data + prefetch->row_bytes - 1;
     return row->data;
 }

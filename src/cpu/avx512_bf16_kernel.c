@@ -87,24 +87,14 @@ static void product(int32_t vecs, const broadcast_operand *a, const mla_bf16_pai
     }
 }
 
-static void pair_values(mla_bf16_scratch *scratch, const mla_bf16_block *block)
-{
-    for (int32_t key = 0; key < block->padded_keys; key += 2) {
-        for (int32_t strip = 0; strip < MLA_BF16_STRIPS; strip += 2) {
-            mla_bf16_pair_columns(block->row[key] + strip * 32, block->row[key + 1] + strip * 32,
-                                  scratch->v[strip][key / 2], scratch->v[strip + 1][key / 2]);
-        }
-    }
-}
-
 /* How many of `left` groups the next tile takes: 3 at a time, but never leaving 1 of 4. */
 static int32_t tile_groups(int32_t left)
 {
     return left == 4 ? 2 : left < VECS ? left : VECS;
 }
 
-static void avx512_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
-                          int64_t d_qk)
+static void score_keys(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
+                       int64_t depth, bool accumulate)
 {
     for (int32_t key = 0; key < block->padded_keys; key += TILE) {
         broadcast_operand a = {.step = sizeof(mla_bf16_pair)};
@@ -120,11 +110,23 @@ static void avx512_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block
                 b[v] = scratch->q[group + v][0];
                 c[v] = scratch->s[group + v][key];
             }
-            product(vecs, &a, b, d_qk / 2, false, c);
+            product(vecs, &a, b, depth / 2, accumulate, c);
         }
         mla_bf16_prefetch_lines(&scratch->prefetch, TILE * MLA_BF16_ROW_BYTES / 64);
     }
-    pair_values(scratch, block);
+}
+
+static void avx512_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
+                          int64_t depth)
+{
+    score_keys(scratch, block, groups, depth, false);
+    mla_bf16_pair_values(scratch, block);
+}
+
+static void avx512_add_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block,
+                              int32_t groups, int64_t depth)
+{
+    score_keys(scratch, block, groups, depth, true);
 }
 
 static void avx512_arrange(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys)
@@ -192,6 +194,7 @@ static void avx512_store(const mla_bf16_scratch *scratch, int32_t group, const f
 static void avx512_bf16_attend(const mla_cpu_job *job)
 {
     static const mla_bf16_engine engine = {.scores = avx512_scores,
+                                           .add_scores = avx512_add_scores,
                                            .arrange = avx512_arrange,
                                            .values = avx512_values,
                                            .rescale = avx512_rescale,

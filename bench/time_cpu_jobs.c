@@ -16,8 +16,10 @@
 enum { PAGE = 64, DISTINCT_ROWS = 509, REQUESTS_A_THREAD = 4, ROUNDS = 5 };
 
 typedef struct bench_set {
+    const char *name;
     mla_kv_format kv_format;
     bool sparse;
+    float scale_factor; /* FP8 rows: what the writer's scales, powers of two, are multiplied by */
     int64_t d_qk, row_bytes, num_slots, num_keys;
     int32_t rows, num_requests;
     uint8_t *pool;
@@ -61,6 +63,12 @@ static void fill_pool(bench_set *set)
         uint8_t *row = distinct + i * set->row_bytes;
         mla_row_encode(set->kv_format, MLA_DTYPE_BF16, set->d_qk, values, row,
                        row + MLA_FP8_656_SCALES_AT);
+        for (int j = 0; j < 4 && set->kv_format == MLA_KV_FP8_656; j++) {
+            float scale;
+            memcpy(&scale, row + MLA_FP8_656_SCALES_AT + 4 * j, sizeof scale);
+            scale *= set->scale_factor;
+            memcpy(row + MLA_FP8_656_SCALES_AT + 4 * j, &scale, sizeof scale);
+        }
     }
 #pragma omp parallel for
     for (int64_t slot = 0; slot < set->num_slots; slot++) {
@@ -70,20 +78,21 @@ static void fill_pool(bench_set *set)
     free(distinct);
 }
 
-static bench_set make_set(mla_kv_format kv_format, bool sparse, int32_t rows, int64_t num_keys,
-                          int threads)
+static bench_set make_set(bench_set set, int32_t rows, int64_t num_keys, int threads)
 {
-    bench_set set = {.kv_format = kv_format, .sparse = sparse, .rows = rows, .d_qk = 576,
-                     .num_keys = num_keys, .num_requests = threads * REQUESTS_A_THREAD};
-    set.row_bytes = kv_format == MLA_KV_FP8_656 ? MLA_FP8_656_BYTES : set.d_qk * 2;
+    set.rows = rows;
+    set.num_keys = num_keys;
+    set.d_qk = 576;
+    set.num_requests = threads * REQUESTS_A_THREAD;
+    set.row_bytes = set.kv_format == MLA_KV_FP8_656 ? MLA_FP8_656_BYTES : set.d_qk * 2;
     int64_t pages = (num_keys + PAGE - 1) / PAGE;
     set.num_slots = set.num_requests * pages * PAGE;
     set.pool = allocate((size_t)(set.num_slots * set.row_bytes));
     fill_pool(&set);
-    int64_t entries = sparse ? num_keys : pages;
+    int64_t entries = set.sparse ? num_keys : pages;
     set.lists = allocate((size_t)(set.num_requests * entries) * sizeof *set.lists);
     for (int64_t i = 0; i < set.num_requests * entries; i++) {
-        int64_t limit = sparse ? set.num_slots : set.num_requests * pages;
+        int64_t limit = set.sparse ? set.num_slots : set.num_requests * pages;
         set.lists[i] = (int32_t)(random_bits() % (uint64_t)limit);
     }
     set.q = allocate((size_t)(set.num_requests * rows * set.d_qk) * sizeof *set.q);
@@ -146,8 +155,8 @@ static void time_kernel(const bench_set *set, const mla_cpu_kernel *kernel, cons
             rates[j - 1] = swap;
         }
     }
-    printf("%-12s %-15s rows %3d keys %5d threads %2d: median %8.1f best %8.1f GFLOP/s\n", name,
-           set->sparse ? "sparse fp8_656" : "dense bf16", set->rows, (int)set->num_keys, threads,
+    printf("%-12s %-23s rows %3d keys %5d threads %2d: median %8.1f best %8.1f GFLOP/s\n", name,
+           set->name, set->rows, (int)set->num_keys, threads,
            rates[ROUNDS / 2], rates[ROUNDS - 1]);
     fflush(stdout);
 }
@@ -164,9 +173,14 @@ int main(int argc, char **argv)
     int32_t rows = argc > 2 ? atoi(argv[2]) : 128;
     int64_t num_keys = argc > 3 ? atoll(argv[3]) : 4096;
     const char *only = argc > 4 ? argv[4] : NULL;
-    for (int sparse = 0; sparse < 2; sparse++) {
-        bench_set set = make_set(sparse ? MLA_KV_FP8_656 : MLA_KV_NATIVE, sparse, rows, num_keys,
-                                 threads);
+    static const bench_set sets[] = {
+        {.name = "dense bf16", .kv_format = MLA_KV_NATIVE},
+        {.name = "sparse bf16", .kv_format = MLA_KV_NATIVE, .sparse = true},
+        {.name = "sparse fp8_656", .kv_format = MLA_KV_FP8_656, .sparse = true, .scale_factor = 1},
+        {.name = "sparse fp8_656 scale/3", .kv_format = MLA_KV_FP8_656, .sparse = true,
+         .scale_factor = 1.0f / 3}};
+    for (size_t s = 0; s < sizeof sets / sizeof *sets; s++) {
+        bench_set set = make_set(sets[s], rows, num_keys, threads);
         for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
             if (kernels[i].kernel->available() &&
                 (only == NULL || strcmp(only, kernels[i].name) == 0)) {

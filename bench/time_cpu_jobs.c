@@ -61,8 +61,7 @@ static void fill_pool(bench_set *set)
         uint16_t values[MLA_D_QK_MAX];
         random_values(set->d_qk, values);
         uint8_t *row = distinct + i * set->row_bytes;
-        mla_row_encode(set->kv_format, MLA_DTYPE_BF16, set->d_qk, values, row,
-                       row + MLA_FP8_656_SCALES_AT);
+        mla_row_encode(set->kv_format, set->d_qk, values, row, row + MLA_FP8_656_SCALES_AT);
         for (int j = 0; j < 4 && set->kv_format == MLA_KV_FP8_656; j++) {
             float scale;
             memcpy(&scale, row + MLA_FP8_656_SCALES_AT + 4 * j, sizeof scale);
@@ -105,7 +104,9 @@ static void attend(const bench_set *set, const mla_cpu_kernel *kernel, int32_t r
                    void *scratch)
 {
     int64_t pages = (set->num_keys + PAGE - 1) / PAGE;
-    mla_key_rows keys = {.kv_format = set->kv_format, .dtype = MLA_DTYPE_BF16, .d_qk = set->d_qk,
+    mla_key_rows keys = {.kv_format = set->kv_format,
+                         .dtype = MLA_DTYPE_BF16,
+                         .d_qk = set->d_qk,
                          .num_keys = {set->num_keys, 0}};
     keys.pool[0] = (mla_key_pool){set->pool, PAGE * set->row_bytes, set->row_bytes, PAGE,
                                   set->num_slots};
@@ -119,10 +120,16 @@ static void attend(const bench_set *set, const mla_cpu_kernel *kernel, int32_t r
     for (int32_t row = 0; row < set->rows; row++) {
         q_rows[row] = set->q + (request * set->rows + row) * set->d_qk;
     }
-    mla_cpu_job job = {.keys = &keys, .key_end = set->num_keys, .rows = set->rows,
-                       .q_rows = q_rows, .scale = 1.0f / 24.0f, .scratch = scratch,
+    mla_cpu_job job = {.keys = &keys,
+                       .key_end = set->num_keys,
+                       .rows = set->rows,
+                       .q_rows = q_rows,
+                       .scale = 1.0f / 24.0f,
+                       .scratch = scratch,
                        .out = set->out + (int64_t)request * set->rows * MLA_D_V,
-                       .out_stride = MLA_D_V, .lse = lse, .row_max = row_max};
+                       .out_stride = MLA_D_V,
+                       .lse = lse,
+                       .row_max = row_max};
     kernel->attend(&job);
 }
 
@@ -156,8 +163,7 @@ static void time_kernel(const bench_set *set, const mla_cpu_kernel *kernel, cons
         }
     }
     printf("%-12s %-23s rows %3d keys %5d threads %2d: median %8.1f best %8.1f GFLOP/s\n", name,
-           set->name, set->rows, (int)set->num_keys, threads,
-           rates[ROUNDS / 2], rates[ROUNDS - 1]);
+           set->name, set->rows, (int)set->num_keys, threads, rates[ROUNDS / 2], rates[ROUNDS - 1]);
     fflush(stdout);
 }
 
@@ -177,7 +183,9 @@ int main(int argc, char **argv)
         {.name = "dense bf16", .kv_format = MLA_KV_NATIVE},
         {.name = "sparse bf16", .kv_format = MLA_KV_NATIVE, .sparse = true},
         {.name = "sparse fp8_656", .kv_format = MLA_KV_FP8_656, .sparse = true, .scale_factor = 1},
-        {.name = "sparse fp8_656 scale/3", .kv_format = MLA_KV_FP8_656, .sparse = true,
+        {.name = "sparse fp8_656 scale/3",
+         .kv_format = MLA_KV_FP8_656,
+         .sparse = true,
          .scale_factor = 1.0f / 3}};
     for (size_t s = 0; s < sizeof sets / sizeof *sets; s++) {
         bench_set set = make_set(sets[s], rows, num_keys, threads);

@@ -277,8 +277,7 @@ static void amx_store(const mla_bf16_scratch *scratch, int32_t group, const floa
                       int32_t rows, float *out, int64_t out_stride)
 {
     /* The inverse of the order that mla_bf16_pair_columns() leaves. */
-    const __m512i left =
-        _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i left = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i right = _mm512_add_epi32(left, _mm512_set1_epi32(8));
     for (int32_t row = 0; row < rows; row++) {
         __m512 scale = _mm512_set1_ps(factor[row]);

@@ -20,8 +20,8 @@ typedef struct bf16_pass {
 
 bool mla_bf16_serves(mla_kv_format kv_format, mla_dtype dtype)
 {
-    return dtype == MLA_DTYPE_BF16 && (kv_format == MLA_KV_NATIVE ||
-                                       kv_format == MLA_KV_FP8_656 || kv_format == MLA_KV_FP8_584);
+    return dtype == MLA_DTYPE_BF16 && (kv_format == MLA_KV_NATIVE || kv_format == MLA_KV_FP8_656 ||
+                                       kv_format == MLA_KV_FP8_584);
 }
 
 static int32_t source_row_bytes(const mla_key_rows *keys)
@@ -162,8 +162,7 @@ static void finish_pass(const bf16_pass *pass)
     for (int32_t row = 0; row < job->rows; row++) {
         float sum = scratch->row_sum[row];
         factor[row] = 1.0f / sum;
-        job->lse[row] = sum == 0.0f ? -INFINITY
-                                    : scratch->row_ref[row] * (float)M_LN2 + logf(sum);
+        job->lse[row] = sum == 0.0f ? -INFINITY : scratch->row_ref[row] * (float)M_LN2 + logf(sum);
         job->row_max[row] = scratch->row_max[row] * (float)M_LN2;
     }
     for (int32_t first = 0; first < job->rows && !pass->first; first += MLA_BF16_LANES) {

@@ -33,17 +33,18 @@ static inline __m512bh broadcast_pair(const uint8_t *data)
 }
 
 /* c[v][i] (+)= sum over k of a[i][k] * b[v][k]. `vecs` must be constant where this is inlined. */
-static inline __attribute__((always_inline)) void
-product_tile(int vecs, const broadcast_operand *a, const mla_bf16_pair *const *b, int64_t depth,
-             bool accumulate, float *const *c)
+static inline __attribute__((always_inline)) void product_tile(int vecs, const broadcast_operand *a,
+                                                               const mla_bf16_pair *const *b,
+                                                               int64_t depth, bool accumulate,
+                                                               float *const *c)
 {
     __m512 acc[TILE][VECS];
 #pragma GCC unroll 8
     for (int i = 0; i < TILE; i++) {
 #pragma GCC unroll 3
         for (int v = 0; v < vecs; v++) {
-            acc[i][v] =
-                accumulate ? _mm512_load_ps(c[v] + i * MLA_BF16_LANES) : _mm512_setzero_ps();
+            acc[i][v] = accumulate ? _mm512_load_ps(c[v] + i * MLA_BF16_LANES)
+                                   : _mm512_setzero_ps();
         }
     }
     for (int64_t k = 0; k < depth; k++) {
@@ -179,13 +180,11 @@ static void avx512_store(const mla_bf16_scratch *scratch, int32_t group, const f
             /* The inverse of the order that mla_bf16_pair_columns() leaves. */
             int32_t in_pair = column % 32 + i;
             int32_t strip = column / 32 * 2 + in_pair % 8 / 4;
-            words[i] =
-                _mm512_load_si512(scratch->o[group][strip][in_pair / 8 * 4 + in_pair % 4]);
+            words[i] = _mm512_load_si512(scratch->o[group][strip][in_pair / 8 * 4 + in_pair % 4]);
         }
         mla_transpose_16x16(words);
         for (int32_t row = 0; row < rows; row++) {
-            __m512 o = _mm512_mul_ps(_mm512_castsi512_ps(words[row]),
-                                     _mm512_set1_ps(factor[row]));
+            __m512 o = _mm512_mul_ps(_mm512_castsi512_ps(words[row]), _mm512_set1_ps(factor[row]));
             _mm512_storeu_ps(out + row * out_stride + column, o);
         }
     }

@@ -30,8 +30,8 @@ void mla_bf16_pack_queries(const mla_cpu_job *job, bool negate, mla_bf16_scratch
             __m512i words[MLA_BF16_LANES];
             for (int32_t i = 0; i < MLA_BF16_LANES; i++) {
                 words[i] = first + i < job->rows
-                               ? _mm512_xor_si512(
-                                     _mm512_loadu_si512(job->q_rows[first + i] + d), sign)
+                               ? _mm512_xor_si512(_mm512_loadu_si512(job->q_rows[first + i] + d),
+                                                  sign)
                                : _mm512_setzero_si512();
             }
             mla_transpose_16x16(words);
@@ -50,8 +50,7 @@ int64_t mla_bf16_resolve(const mla_key_rows *keys, int64_t begin, int64_t end,
     while (begin < end && block->num_keys < MLA_BF16_KEYS) {
         int64_t room = MLA_BF16_KEYS - block->num_keys;
         int64_t stop = end - begin < room ? end : begin + room;
-        block->num_keys +=
-            mla_key_rows_resolve(keys, begin, stop, block->source + block->num_keys);
+        block->num_keys += mla_key_rows_resolve(keys, begin, stop, block->source + block->num_keys);
         begin = stop;
     }
     assert(block->num_keys >= 0 && block->num_keys <= MLA_BF16_KEYS);
@@ -63,11 +62,6 @@ static bool scale_in_range(float scale)
 {
     int32_t exponent = (int32_t)(mla_f32_bits(scale) >> 23 & 0xff) - 127;
     return scale == 0.0f || (exponent >= -MAX_SCALE_EXPONENT && exponent <= MAX_SCALE_EXPONENT);
-}
-
-static bool scale_is_power_of_two(float scale)
-{
-    return (mla_f32_bits(scale) & 0x807fffff) == 0;
 }
 
 /*
@@ -83,8 +77,7 @@ static inline __attribute__((always_inline)) __m512i e4m3_to_bf16(const uint8_t 
     const __m512i offset = _mm512_set1_epi16((int16_t)(exponent * 128));
     const __m512i bias = _mm512_set1_epi16((int16_t)((exponent + E4M3_TO_BF16_BIAS) * 128));
     /* bf16 of 0, 1, ... 7 times 2^-9. */
-    __m512i subnormal =
-        _mm512_set_epi64(0, 0, 0, 0, 0, 0, 0x3c603c403c203c00, 0x3bc03b803b000000);
+    __m512i subnormal = _mm512_set_epi64(0, 0, 0, 0, 0, 0, 0x3c603c403c203c00, 0x3bc03b803b000000);
     subnormal = _mm512_mask_add_epi16(subnormal, 0xfe, subnormal, offset);
 
     __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)data));
@@ -96,36 +89,34 @@ static inline __attribute__((always_inline)) __m512i e4m3_to_bf16(const uint8_t 
     return _mm512_mask_mov_epi16(_mm512_add_epi16(moved, bias), is_subnormal, small);
 }
 
-/* A group of values with one scale; `low` gets what `row` lacks, and is NULL if that is nothing. */
+/* A group of values whose scale is a power of two, or 0. */
 static inline __attribute__((always_inline)) void decode_group(int count, const uint8_t *data,
-                                                               float scale, uint8_t *row,
-                                                               uint8_t *low)
+                                                               float scale, uint8_t *row)
 {
     if (scale == 0.0f) {
         memset(row, 0, (size_t)count * 2);
-    } else if (scale_is_power_of_two(scale)) {
-        int32_t exponent = (int32_t)(mla_f32_bits(scale) >> 23) - 127;
-#pragma GCC unroll 4
-        for (int i = 0; i < count; i += 32) {
-            _mm512_storeu_si512(row + 2 * i, e4m3_to_bf16(data + i, exponent));
-        }
-    } else {
-        assert(low != NULL);
-        const __m512 scales = _mm512_set1_ps(scale);
-        for (int i = 0; i < count; i += 32) {
-            __m512i values = e4m3_to_bf16(data + i, 0);
-            __m512 left = _mm512_mul_ps(widen(_mm512_castsi512_si256(values)), scales);
-            __m512 right = _mm512_mul_ps(widen(_mm512_extracti64x4_epi64(values, 1)), scales);
-            __m512i high = (__m512i)_mm512_cvtne2ps_pbh(right, left);
-            left = _mm512_sub_ps(left, widen(_mm512_castsi512_si256(high)));
-            right = _mm512_sub_ps(right, widen(_mm512_extracti64x4_epi64(high, 1)));
-            _mm512_storeu_si512(row + 2 * i, high);
-            _mm512_storeu_si512(low + 2 * i, (__m512i)_mm512_cvtne2ps_pbh(right, left));
-        }
         return;
     }
-    if (low != NULL) {
-        memset(low, 0, (size_t)count * 2);
+    int32_t exponent = (int32_t)(mla_f32_bits(scale) >> 23) - 127;
+    for (int i = 0; i < count; i += 32) {
+        _mm512_storeu_si512(row + 2 * i, e4m3_to_bf16(data + i, exponent));
+    }
+}
+
+/* A group of values with any scale; `low` gets what `row` lacks. */
+static inline void split_group(int count, const uint8_t *data, float scale, uint8_t *row,
+                               uint8_t *low)
+{
+    const __m512 scales = _mm512_set1_ps(scale);
+    for (int i = 0; i < count; i += 32) {
+        __m512i values = e4m3_to_bf16(data + i, 0);
+        __m512 left = _mm512_mul_ps(widen(_mm512_castsi512_si256(values)), scales);
+        __m512 right = _mm512_mul_ps(widen(_mm512_extracti64x4_epi64(values, 1)), scales);
+        __m512i high = (__m512i)_mm512_cvtne2ps_pbh(right, left);
+        left = _mm512_sub_ps(left, widen(_mm512_castsi512_si256(high)));
+        right = _mm512_sub_ps(right, widen(_mm512_extracti64x4_epi64(high, 1)));
+        _mm512_storeu_si512(row + 2 * i, high);
+        _mm512_storeu_si512(low + 2 * i, (__m512i)_mm512_cvtne2ps_pbh(right, left));
     }
 }
 
@@ -152,7 +143,7 @@ static bool has_plain_scales(const mla_bf16_block *block)
     return _mm_test_epi32_mask(found, _mm_set1_epi32((int)0x807fffff)) == 0;
 }
 
-/* These return false for a row that is not served. */
+/* These return false for a row that is not served. `low` is NULL when scales are plain. */
 static bool decode_656(mla_key_row source, uint8_t *row, uint8_t *low)
 {
     float scales[MLA_FP8_656_LATENT / MLA_FP8_656_GROUP];
@@ -162,8 +153,11 @@ static bool decode_656(mla_key_row source, uint8_t *row, uint8_t *low)
         if (!scale_in_range(scale)) {
             return false;
         }
-        decode_group(MLA_FP8_656_GROUP, source.data + i, scale, row + 2 * i,
-                     low != NULL ? low + 2 * i : NULL);
+        if (low != NULL) {
+            split_group(MLA_FP8_656_GROUP, source.data + i, scale, row + 2 * i, low + 2 * i);
+        } else {
+            decode_group(MLA_FP8_656_GROUP, source.data + i, scale, row + 2 * i);
+        }
     }
     memcpy(row + 2 * MLA_FP8_656_LATENT, source.data + MLA_FP8_656_ROPE_AT, MLA_ROPE_DIM * 2);
     return !has_e4m3_nan(MLA_FP8_656_LATENT, source.data);
@@ -176,7 +170,7 @@ static bool decode_584(mla_key_row source, uint8_t *row)
         if (!scale_in_range(scale)) {
             return false;
         }
-        decode_group(MLA_FP8_584_GROUP, source.data + i, scale, row + 2 * i, NULL);
+        decode_group(MLA_FP8_584_GROUP, source.data + i, scale, row + 2 * i);
     }
     memcpy(row + 2 * MLA_FP8_584_LATENT, source.data + MLA_FP8_584_ROPE_AT, MLA_ROPE_DIM * 2);
     return !has_e4m3_nan(MLA_FP8_584_LATENT, source.data);

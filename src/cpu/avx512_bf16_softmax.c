@@ -63,15 +63,15 @@ static inline __attribute__((always_inline)) __m512 weight(const group_view *vie
 /* Rounds the weights of keys 2i and 2i + 1 to bf16 and pairs them. */
 static inline __m512i pair_weights(__m512 even, __m512 odd)
 {
-    const __m512i interleave = _mm512_set_epi16(
-        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
-        19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25,
+                                                9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2,
+                                                17, 1, 16, 0);
     return _mm512_permutexvar_epi16(interleave, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
 }
 
 /* The largest S of each row, unscaled; NaN is passed over. */
-static inline __attribute__((always_inline)) __m512
-largest_score(const group_view *view, int32_t padded_keys, bool masked)
+static inline __attribute__((always_inline)) __m512 largest_score(const group_view *view,
+                                                                  int32_t padded_keys, bool masked)
 {
     __m512 max[4];
     for (int i = 0; i < 4; i++) {
@@ -170,8 +170,7 @@ void mla_bf16_softmax_few(mla_bf16_scratch *scratch, int32_t group, int32_t padd
         if (remainders) {
             __m512 rounded_even = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
             __m512 rounded_odd = _mm512_castsi512_ps(_mm512_and_si512(pair, odd_half));
-            pair = pair_weights(_mm512_sub_ps(even, rounded_even),
-                                _mm512_sub_ps(odd, rounded_odd));
+            pair = pair_weights(_mm512_sub_ps(even, rounded_even), _mm512_sub_ps(odd, rounded_odd));
         }
         _mm512_store_si512(view.pairs[key / 2], pair);
     }

@@ -256,7 +256,7 @@ bool bench_draw(const char *path, const bench_lab *lab, const bench_result *resu
     for (int32_t i = 0; i < count; i++) {
         char label[72];
         bench_label(&results[i], label, sizeof label);
-        snprintf(points[i].label, sizeof points[i].label, "%s: %.0f", label, results[i].gflops);
+        snprintf(points[i].label, sizeof points[i].label, "%s: %.0f GFLOP/s", label, results[i].gflops);
         points[i].flops_per_byte = results[i].flops_per_byte;
         points[i].gflops = results[i].gflops;
     }

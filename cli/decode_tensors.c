@@ -21,9 +21,17 @@ bool decode_wrong(const decode_input *in, const st_tensor *tensor, const char *f
     return false;
 }
 
+/* Also says what is there instead: most often the name is only misspelt. */
 static bool missing(const decode_input *in, const char *name, const char *expected)
 {
-    tool_error("%s: tensor '%s' is missing: expected %s", in->path, name, expected);
+    char names[256] = "nothing";
+    size_t used = 0;
+    for (int32_t i = 0; i < in->file.num_tensors && used < sizeof names; i++) {
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%.40s", i > 0 ? ", " : "",
+                                 in->file.tensors[i].name);
+    }
+    tool_error("%s: tensor '%s' is missing: expected %s; the file holds %s", in->path, name,
+               expected, names);
     return false;
 }
 

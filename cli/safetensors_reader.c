@@ -244,7 +244,7 @@ static bool read_entries(st_file *file, const cJSON *root, size_t data_at)
             return false;
         }
     }
-    return check_tiling(file, data_at) && check_names(file);
+    return check_names(file) && check_tiling(file, data_at);
 }
 
 bool st_parse(st_file *file, const uint8_t *bytes, size_t size)

@@ -48,7 +48,7 @@ typedef struct st_file {
     const uint8_t *bytes;
     size_t size;
     bool mapped;
-    st_tensor *tensors; /* sorted by name */
+    st_tensor *tensors; /* in the order of their data */
     int32_t num_tensors;
     char error[320]; /* what is wrong, after a failure */
 } st_file;

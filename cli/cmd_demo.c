@@ -4,6 +4,7 @@
 #include "random_values.h"
 #include "roofline_picture.h"
 #include "row_sample.h"
+#include "sample_stats.h"
 
 #include <assert.h>
 #include <math.h>
@@ -52,18 +53,6 @@ typedef struct step_speed {
     bool memory_binds;
 } step_speed;
 
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *values, int count)
-{
-    qsort(values, (size_t)count, sizeof *values, compare_doubles);
-    return values[count / 2];
-}
-
 static bool time_runs(demo *show, job *work, const batch *input, step_speed *speed)
 {
     double seconds[RUNS], peaks[RUNS], reads[RUNS];
@@ -84,13 +73,13 @@ static bool time_runs(demo *show, job *work, const batch *input, step_speed *spe
         }
     }
     double flops = batch_flops(input), bytes = (double)(input->kv_bytes + input->io_bytes);
-    *speed = (step_speed){.seconds = median(seconds, RUNS)};
+    *speed = (step_speed){.seconds = sample_stat_of(seconds, RUNS).median};
     speed->gflops = flops / speed->seconds * 1e-9;
     speed->gbs = bytes / speed->seconds * 1e-9;
     speed->flops_per_byte = flops / bytes;
     if (cpu) {
-        show->fma_peak = median(peaks, RUNS);
-        show->memory_gbs = median(reads, RUNS);
+        show->fma_peak = sample_stat_of(peaks, RUNS).median;
+        show->memory_gbs = sample_stat_of(reads, RUNS).median;
         double compute = flops / show->fma_peak * 1e-9, read = bytes / show->memory_gbs * 1e-9;
         speed->share = fmax(compute, read) / speed->seconds;
         speed->memory_binds = read > compute;
@@ -121,8 +110,7 @@ static bool append_tokens(demo *show)
         input->kv_bytes += (int64_t)seqlens[r] * D_QK * 2;
     }
     value_stock_draw(&show->stock, &show->random, rows, REQUESTS * D_QK);
-    value_stock_draw(&show->stock, &show->random,
-                     (uint16_t *)(void *)input->memory[TENSOR_Q].data,
+    value_stock_draw(&show->stock, &show->random, (uint16_t *)(void *)input->memory[TENSOR_Q].data,
                      REQUESTS * HEADS * D_QK);
 
     mla_pack_args pack = {.struct_size = sizeof pack,
@@ -147,8 +135,9 @@ static bool append_tokens(demo *show)
         }
         status = mla_pack(show->runner.ctx, &pack, NULL);
         for (int id = TENSOR_Q; status == MLA_OK && id <= TENSOR_SEQLENS; id++) {
-            if (id != TENSOR_KV && !memory_upload(memory, show->work.copies[id],
-                                                  input->memory[id].data, input->memory[id].bytes)) {
+            if (id != TENSOR_KV &&
+                !memory_upload(memory, show->work.copies[id], input->memory[id].data,
+                               input->memory[id].bytes)) {
                 return false;
             }
         }
@@ -193,8 +182,8 @@ static bool run_step(demo *show, int step)
     }
     mla_tensors got = batch_host_tensors(&show->input, &show->outputs);
     if (!time_runs(show, &show->work, &show->input, &speed) || !job_fetch(&show->work) ||
-        !sample_rows(&show->reference, &show->input, &got, CHECKED_ROWS, show->seed + (uint64_t)step,
-                     &compared)) {
+        !sample_rows(&show->reference, &show->input, &got, CHECKED_ROWS,
+                     show->seed + (uint64_t)step, &compared)) {
         return false;
     }
     printf("%4d %8lld ", step + 1, (long long)show->input.keys_read);
@@ -216,7 +205,8 @@ static bool run_step(demo *show, int step)
 static bool run_head_counts(demo *show)
 {
     static const int64_t counts[HEAD_COUNTS] = {64, 16, 4, 1};
-    printf("\n%13s %10s %9s %8s  %s\n", "heads", "time us", "GFLOP/s", "GB/s", "share of the limit");
+    printf("\n%13s %10s %9s %8s  %s\n", "heads", "time us", "GFLOP/s", "GB/s",
+           "share of the limit");
     for (int i = 0; i < HEAD_COUNTS; i++) {
         batch input;
         batch_outputs outputs;
@@ -277,9 +267,15 @@ static bool open_demo(demo *show)
     tool_options reference = {.backend = MLA_BACKEND_CPU,
                               .num_threads = show->options.num_threads,
                               .isa_mask = MLA_ISA_REFERENCE};
-    batch_spec spec = {.op = MLA_OP_DENSE_DECODE, .batch = REQUESTS, .h_q = HEADS,
-                       .lengths = demo_lengths, .num_lengths = REQUESTS, .spare_pages = 32,
-                       .table_columns = 2, .poison = POISON_MIXED, .alignment = 64};
+    batch_spec spec = {.op = MLA_OP_DENSE_DECODE,
+                       .batch = REQUESTS,
+                       .h_q = HEADS,
+                       .lengths = demo_lengths,
+                       .num_lengths = REQUESTS,
+                       .spare_pages = 32,
+                       .table_columns = 2,
+                       .poison = POISON_MIXED,
+                       .alignment = 64};
     if (!engine_open(&show->runner, &show->options) || !engine_open(&show->reference, &reference) ||
         !batch_build(&show->input, &spec, show->seed) ||
         !batch_outputs_alloc(&show->outputs, &show->input)) {
@@ -413,11 +409,15 @@ int cmd_demo(int argc, char **argv)
         {"seed", 's', "S", 0, "Seed of the random data", 1},
         {0, 0, 0, 0, 0, 0}};
     static const struct argp argp = {
-        options, parse_demo, "",
+        options,
+        parse_demo,
+        "",
         "Runs a few steps of a DeepSeek-V3 decode batch: tokens are appended to a paged cache, the "
         "work is planned and computed, rows are compared with the reference, and the speed is set "
         "against what the machine can do.",
-        tool_options_child, 0, 0};
+        tool_options_child,
+        0,
+        0};
     demo *show = tool_alloc(1, sizeof *show);
     show->svg = "demo.svg";
     show->seed = 1;

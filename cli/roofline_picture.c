@@ -58,8 +58,8 @@ void gnuplot_text(FILE *script, const char *text)
     fputc('"', script);
 }
 
-static void draw_roof(FILE *script, const char *name, double gflops, double memory_gbs,
-                      double from, double to)
+static void draw_roof(FILE *script, const char *name, double gflops, double memory_gbs, double from,
+                      double to)
 {
     double knee = gflops / memory_gbs;
     fprintf(script, "$%s << EOD\n", name);

@@ -506,6 +506,45 @@ static void softmax_column(f32_scratch *scratch, int32_t panel_row, int32_t lane
     vec_store(scratch->rescale + panel_row + lane, factor);
 }
 
+/* q . k in double precision. */
+static double exact_dot(const float *q, const float *k, int64_t d_qk)
+{
+    double sums[8] = {0};
+    for (int64_t d = 0; d < d_qk; d += 8) {
+        for (int i = 0; i < 8; i++) {
+            sums[i] += (double)q[d + i] * k[d + i];
+        }
+    }
+    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
+           ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+/*
+ * float32 holds a score of 512 to 2^-15 and one of 40,000 to 2^-8, and summing it costs two bits
+ * more: too few for the weights of keys that compete with the largest. Where scores are that large
+ * few keys do, and their weights are computed again from exact products.
+ */
+static void refine_weights(const mla_cpu_job *job, f32_scratch *scratch, int32_t row,
+                           int32_t num_keys)
+{
+    double max = scratch->row_max[row];
+    if (!(fabs(max) >= 512.0 && fabs(max) < 0x1p28)) {
+        return;
+    }
+    int64_t d_qk = job->keys->d_qk;
+    double scale = job->scale * 1.4426950408889634;
+    float q[MLA_D_QK_MAX];
+    widen_elems(job->keys->dtype, d_qk, (const uint8_t *)job->q_rows[row], q);
+    for (int32_t key = 0; key < num_keys; key++) {
+        float *weight = &scratch->scores[key][row % PANEL];
+        if (*weight > 0x1p-30f) {
+            float exact = (float)exp2(exact_dot(q, scratch->keys[key], d_qk) * scale - max);
+            scratch->row_sum[row] += exact - *weight;
+            *weight = exact;
+        }
+    }
+}
+
 /* How many keys of a block that begins at `begin` row `row` sees. */
 static int32_t visible_keys(const mla_cpu_job *job, int32_t row, int64_t begin, int32_t num_keys)
 {
@@ -576,6 +615,9 @@ static void attend_panel(const mla_cpu_job *job, f32_scratch *scratch, const f32
     }
     for (int32_t lane = 0; lane < rows; lane += VEC_LANES) {
         softmax_column(scratch, panel * PANEL, lane, most_keys);
+    }
+    for (int32_t row = panel * PANEL; row < panel * PANEL + rows; row++) {
+        refine_weights(job, scratch, row, most_keys);
     }
     value_panel(job, scratch, panel * PANEL, groups, num_groups, first, prefetch);
 }

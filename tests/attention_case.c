@@ -116,23 +116,15 @@ static void fill_row(const mla_problem *p, double std, random_source *source, ca
 /* Writes the strides of a [batch, s_q, h_q, width] array and returns the elements it spans. */
 static int64_t set_strides(case_layout layout, const mla_problem *p, int64_t width, int64_t *stride)
 {
-    int64_t row = width;
-    switch (layout) {
-    case CASE_CONTIGUOUS:
-        stride[2] = row;
-        stride[1] = stride[2] * p->h_q;
-        stride[0] = stride[1] * p->s_q;
-        break;
-    case CASE_GAPS:
-        stride[2] = row + 3;
-        stride[1] = stride[2] * p->h_q + 5;
-        stride[0] = stride[1] * p->s_q + 7;
-        break;
-    case CASE_HEAD_MAJOR:
-        stride[1] = row;
+    int64_t gap = layout == CASE_GAPS ? 1 : 0;
+    if (layout == CASE_HEAD_MAJOR) {
+        stride[1] = width;
         stride[0] = stride[1] * p->s_q;
         stride[2] = stride[0] * p->batch;
-        break;
+    } else {
+        stride[2] = width + 3 * gap;
+        stride[1] = stride[2] * p->h_q + 5 * gap;
+        stride[0] = stride[1] * p->s_q + 7 * gap;
     }
     return (p->batch - 1) * stride[0] + (p->s_q - 1) * stride[1] + (p->h_q - 1) * stride[2] + width;
 }

@@ -55,7 +55,7 @@ static mla_status resolve_strides(int64_t *stride, const int64_t *dims, int num_
             return mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s_stride[%d] = %lld: must be at least %lld",
                             name, i, (long long)stride[i], (long long)(distinct ? last_dim : 0));
         }
-        if (dims[i] > 1 && stride[i] > MAX_EXTENT / dims[i]) {
+        if (stride[i] > MAX_EXTENT / dims[i]) {
             return mla_fail(MLA_ERR_INVALID_ARGUMENT,
                             "%s_stride[%d] = %lld: %lld of them exceed the address space", name, i,
                             (long long)stride[i], (long long)dims[i]);
@@ -72,7 +72,7 @@ static mla_status resolve_pool_strides(mla_kv_format kv_format, int64_t *stride,
     if (kv_format == MLA_KV_NATIVE) {
         const int64_t dims[3] = {num_pages > 0 ? num_pages : 1, page_size, h_kv};
         mla_status status = resolve_strides(stride, dims, 3, d_qk, false, name);
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < 3 && status == MLA_OK; i++) {
             stride[i] *= 2;
         }
         return status;

@@ -351,8 +351,9 @@ static int32_t *make_indices(const mla_problem *p, const case_options *o, int64_
     for (int64_t i = 0; i < entries; i++) {
         bool hole = num_slots == 0 || random_below(source, 100) < o->hole_percent;
         int32_t past_pool = (int32_t)(num_slots + random_below(source, 3));
-        indices[i] = !hole ? (int32_t)random_below(source, num_slots)
-                           : i % 2 == 0 ? past_pool : wild_int(i);
+        indices[i] = !hole        ? (int32_t)random_below(source, num_slots)
+                     : i % 2 == 0 ? past_pool
+                                  : wild_int(i);
     }
     if (o->indices_gap != 0) {
         stride[2] = row;
@@ -386,7 +387,8 @@ static void make_sparse(attention_case *c, const case_options *o, random_source 
     for (int64_t slot = 0; slot < num_slots; slot++) {
         fill_slot(c, o, &t->extra_kv, p->extra_page_size, slot, source);
     }
-    c->extra_indices = make_indices(p, o, p->extra_topk, num_slots, t->extra_indices_stride, source);
+    c->extra_indices = make_indices(p, o, p->extra_topk, num_slots, t->extra_indices_stride,
+                                    source);
     t->extra_indices = c->extra_indices;
     if (o->extra_topk_length != NULL) {
         t->extra_topk_length = copy_ints(o->extra_topk_length, num_lengths);

@@ -15,7 +15,13 @@ extern const mla_cpu_kernel mla_amx_bf16_emulated_kernel;
 
 enum { MAX_KEYS = 1100, D_V = MLA_D_V };
 
-typedef enum list_kind { DENSE_LINEAR, DENSE_PAGED, DENSE_STRIDED, SPARSE, SPARSE_TWO_POOLS } list_kind;
+typedef enum list_kind {
+    DENSE_LINEAR,
+    DENSE_PAGED,
+    DENSE_STRIDED,
+    SPARSE,
+    SPARSE_TWO_POOLS
+} list_kind;
 
 typedef enum visible_keys { ALL_KEYS, STAIRS, SOME_BLIND } visible_keys;
 
@@ -30,8 +36,8 @@ typedef struct check_case {
     visible_keys visibility;
     poison_kind poison;
     float q_std, kv_std;
-    float scale;       /* 0: 1 / sqrt(d_qk) */
-    float fp8_scale;   /* 656-byte rows: 0: as the writer chooses; else all scales become this */
+    float scale;     /* 0: 1 / sqrt(d_qk) */
+    float fp8_scale; /* 656-byte rows: 0: as the writer chooses; else all scales become this */
 } check_case;
 
 /* ---- Data ---- */
@@ -76,7 +82,8 @@ static void *allocate(size_t bytes)
 
 static uint8_t *slot_data(const test_pool *pool, int64_t slot)
 {
-    return (uint8_t *)(uintptr_t)pool->pool.base + slot / pool->pool.page_size * pool->pool.page_stride +
+    return (uint8_t *)(uintptr_t)pool->pool.base +
+           slot / pool->pool.page_size * pool->pool.page_stride +
            slot % pool->pool.page_size * pool->pool.token_stride;
 }
 
@@ -101,7 +108,8 @@ static test_pool make_pool(const check_case *c, int64_t num_slots, int64_t page_
                                                          : c->d_qk * 2;
     int64_t gap = c->list == DENSE_STRIDED && c->kv_format == MLA_KV_NATIVE ? 34 : 0;
     int64_t pages = (num_slots + page_size - 1) / page_size;
-    test_pool pool = {.pool = {.token_stride = row_bytes + gap, .page_size = page_size,
+    test_pool pool = {.pool = {.token_stride = row_bytes + gap,
+                               .page_size = page_size,
                                .num_slots = pages * page_size}};
     pool.pool.page_stride = page_size * pool.pool.token_stride;
     if (c->kv_format == MLA_KV_FP8_584) {
@@ -174,12 +182,12 @@ static void reference(const mla_cpu_job *job, int32_t row, const float (*keys)[M
 /* ---- Comparison ---- */
 
 typedef struct errors {
-    double out_rel;     /* ||delta|| / ||ref|| */
-    double out_over;    /* largest |delta| / (8e-4 + 2.01/128 |ref|) */
-    double lse_over;    /* largest |delta| / (1e-6 + 8.01/65536 |lse|) */
+    double out_rel;  /* ||delta|| / ||ref|| */
+    double out_over; /* largest |delta| / (8e-4 + 2.01/128 |ref|) */
+    double lse_over; /* largest |delta| / (1e-6 + 8.01/65536 |lse|) */
     double cosine;
     double max_over;
-    int bad;            /* rows with a non-finite or non-zero value where none may be */
+    int bad; /* rows with a non-finite or non-zero value where none may be */
 } errors;
 
 static void compare_row(const mla_cpu_job *job, int32_t row, const reference_row *ref, errors *e,
@@ -318,7 +326,8 @@ static workload *make_workload(const check_case *c)
     for (int32_t row = 0; row < c->rows; row++) {
         w->q_rows[row] = w->q + row * c->d_qk;
         /* Whole list for the last row, less for those before; some rows may see nothing. */
-        int64_t behind = c->visibility == STAIRS ? (c->rows - 1 - row) / 3 : (c->rows - 1 - row) * 9;
+        int64_t behind = c->visibility == STAIRS ? (c->rows - 1 - row) / 3
+                                                 : (c->rows - 1 - row) * 9;
         w->row_keys[row] = c->end - behind;
         w->row_keys[row] = w->row_keys[row] < 0 ? 0 : w->row_keys[row];
     }
@@ -379,12 +388,14 @@ static bool run_kernel(const mla_cpu_kernel *kernel, const char *name, int numbe
     free(scratch);
     bool ok = within(&e) && repeats;
     if (!ok || getenv("MLA_VERBOSE") != NULL) {
-        printf("%s case %d %s: format %d d_qk %d rows %d keys [%d, %d) list %d visibility %d poison "
-               "%d std %g %g: out rel %.2e, elements %.3f, lse %.3f, max %.3f, cosine %.1e, bad %d%s\n",
-               ok ? "ok  " : "FAIL", number, name, (int)c->kv_format, (int)c->d_qk, c->rows,
-               (int)c->begin, (int)c->end, (int)c->list, (int)c->visibility, (int)c->poison,
-               c->q_std, c->kv_std, e.out_rel, e.out_over, e.lse_over, e.max_over, e.cosine, e.bad,
-               repeats ? "" : ", NOT REPEATABLE");
+        printf(
+            "%s case %d %s: format %d d_qk %d rows %d keys [%d, %d) list %d visibility %d poison "
+            "%d std %g %g: out rel %.2e, elements %.3f, lse %.3f, max %.3f, cosine %.1e, bad "
+            "%d%s\n",
+            ok ? "ok  " : "FAIL", number, name, (int)c->kv_format, (int)c->d_qk, c->rows,
+            (int)c->begin, (int)c->end, (int)c->list, (int)c->visibility, (int)c->poison, c->q_std,
+            c->kv_std, e.out_rel, e.out_over, e.lse_over, e.max_over, e.cosine, e.bad,
+            repeats ? "" : ", NOT REPEATABLE");
     }
     return ok;
 }
@@ -502,7 +513,8 @@ static int check_visibility(int *number)
 
 static int check_fp8_scales(int *number)
 {
-    static const float scales[] = {0.0123f, 1.0f / 3.0f, 0x1p-13f, 0x1p-126f, 0x1p100f, -0.5f, 1e-42f};
+    static const float scales[] = {0.0123f,  1.0f / 3.0f, 0x1p-13f, 0x1p-126f,
+                                   0x1p100f, -0.5f,       1e-42f};
     int failed = 0;
     for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
         check_case c = base_case(1);

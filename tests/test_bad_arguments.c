@@ -106,8 +106,11 @@ static void sparse_call(valid_call *call)
     problem.extra_page_size = 2;
     problem.extra_topk = 10;
     attention_case_make(&call->c, &problem,
-                        &(case_options){.seed = 701, .pool_pages = 2, .extra_pool_pages = 9,
-                                        .topk_length = lengths, .extra_topk_length = lengths});
+                        &(case_options){.seed = 701,
+                                        .pool_pages = 2,
+                                        .extra_pool_pages = 9,
+                                        .topk_length = lengths,
+                                        .extra_topk_length = lengths});
     finish_call(call);
 }
 
@@ -586,12 +589,12 @@ static void workspaces(void **state)
     size_t bytes = call.workspace_bytes;
     assert_refused(mla_run(ctx, problem, &call.tensors, &call.plan, NULL, bytes, NULL), INVALID,
                    "workspace = NULL");
-    assert_refused(mla_run(ctx, problem, &call.tensors, &call.plan, (char *)call.workspace + 8,
-                           bytes, NULL),
-                   INVALID, "aligned to 16");
-    assert_refused(mla_run(ctx, problem, &call.tensors, &call.plan, call.workspace, bytes - 1,
-                           NULL),
-                   MLA_ERR_BUFFER_TOO_SMALL, "workspace has");
+    assert_refused(
+        mla_run(ctx, problem, &call.tensors, &call.plan, (char *)call.workspace + 8, bytes, NULL),
+        INVALID, "aligned to 16");
+    assert_refused(
+        mla_run(ctx, problem, &call.tensors, &call.plan, call.workspace, bytes - 1, NULL),
+        MLA_ERR_BUFFER_TOO_SMALL, "workspace has");
     assert_refused(mla_run(ctx, problem, &call.tensors, &call.plan, call.workspace, 0, NULL),
                    MLA_ERR_BUFFER_TOO_SMALL, "workspace has 0 bytes");
     assert_outputs_untouched(&call);
@@ -599,20 +602,31 @@ static void workspaces(void **state)
     guarded_release(0);
 }
 
-#define OTHER(field, value) {FIELD(mla_problem, field), SET, value, MLA_ERR_PLAN_MISMATCH, #field}
+#define OTHER(field, value)                                                                        \
+    {                                                                                              \
+        FIELD(mla_problem, field), SET, value, MLA_ERR_PLAN_MISMATCH, #field                       \
+    }
 
 /* A plan of a problem that differs in one field, both valid. */
 static void plans_of_another_problem(void **state)
 {
     (void)state;
     const spoiled_field dense[] = {
-        OTHER(dtype, MLA_DTYPE_F16), OTHER(batch, 1),     OTHER(s_q, 2),
-        OTHER(h_q, 8),               OTHER(h_kv, 1),      OTHER(d_qk, 512),
-        OTHER(page_size, 128),       OTHER(num_parts, 2), OTHER(causal, 1),
+        OTHER(dtype, MLA_DTYPE_F16),
+        OTHER(batch, 1),
+        OTHER(s_q, 2),
+        OTHER(h_q, 8),
+        OTHER(h_kv, 1),
+        OTHER(d_qk, 512),
+        OTHER(page_size, 128),
+        OTHER(num_parts, 2),
+        OTHER(causal, 1),
         OTHER(batch_invariant, 1),
     };
     const spoiled_field sparse[] = {
-        OTHER(topk, 69), OTHER(extra_topk, 9), OTHER(extra_page_size, 3),
+        OTHER(topk, 69),
+        OTHER(extra_topk, 9),
+        OTHER(extra_page_size, 3),
         OTHER(kv_format, MLA_KV_NATIVE),
     };
     valid_call calls[2];
@@ -641,7 +655,8 @@ static void plans_that_are_none(void **state)
     valid_call call;
     dense_call(&call);
     const mla_problem *problem = &call.c.problem;
-    mla_plan unbuilt = {.struct_size = sizeof unbuilt, .buffer = call.plan.buffer,
+    mla_plan unbuilt = {.struct_size = sizeof unbuilt,
+                        .buffer = call.plan.buffer,
                         .buffer_bytes = call.plan.buffer_bytes};
     assert_refused(run_call(&call, problem, &call.tensors, &unbuilt), MLA_ERR_PLAN_MISMATCH,
                    "not built");
@@ -703,10 +718,17 @@ static void merges(void **state)
     attention_result merged = attention_result_alloc(&shape);
     const void *outs[] = {parts[0].out, parts[1].out};
     const float *lses[] = {parts[0].lse, parts[1].lse};
-    const mla_merge_args valid = {.struct_size = sizeof valid, .num_parts = 2, .batch = 2,
-                                  .s_q = 2, .h_q = 3, .d_v = 512, .part_dtype = MLA_DTYPE_BF16,
-                                  .part_outs = outs, .part_lses = lses,
-                                  .out_dtype = MLA_DTYPE_BF16, .out = merged.out,
+    const mla_merge_args valid = {.struct_size = sizeof valid,
+                                  .num_parts = 2,
+                                  .batch = 2,
+                                  .s_q = 2,
+                                  .h_q = 3,
+                                  .d_v = 512,
+                                  .part_dtype = MLA_DTYPE_BF16,
+                                  .part_outs = outs,
+                                  .part_lses = lses,
+                                  .out_dtype = MLA_DTYPE_BF16,
+                                  .out = merged.out,
                                   .lse = merged.lse};
     for (size_t i = 0; i < COUNT(MERGES); i++) {
         mla_merge_args args = valid;
@@ -768,9 +790,16 @@ static void packs(void **state)
     memcpy(own_slots, slots, sizeof slots);
     uint8_t *cache = guarded_alloc(8 * 656, 16);
     uint16_t *rows = guarded_alloc(8 * 576 * 2, 2);
-    const mla_pack_args valid = {.struct_size = sizeof valid, .kv_format = MLA_KV_FP8_656,
-                                 .dtype = MLA_DTYPE_BF16, .num_tokens = 8, .h_kv = 1, .d_qk = 576,
-                                 .page_size = 4, .num_pages = 2, .rows = rows, .cache = cache,
+    const mla_pack_args valid = {.struct_size = sizeof valid,
+                                 .kv_format = MLA_KV_FP8_656,
+                                 .dtype = MLA_DTYPE_BF16,
+                                 .num_tokens = 8,
+                                 .h_kv = 1,
+                                 .d_qk = 576,
+                                 .page_size = 4,
+                                 .num_pages = 2,
+                                 .rows = rows,
+                                 .cache = cache,
                                  .slots = own_slots};
     for (size_t i = 0; i < COUNT(PACKS); i++) {
         mla_pack_args args = valid;

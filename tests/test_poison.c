@@ -289,9 +289,8 @@ static void sparse_lanes_past_the_length(mla_ctx *ctx)
         }
         size_t mark = guarded_mark();
         attention_case c;
-        attention_case_make(&c, &problem,
-                            &(case_options){.seed = 29, .pool_pages = 4,
-                                            .topk_length = topk_length});
+        attention_case_make(
+            &c, &problem, &(case_options){.seed = 29, .pool_pages = 4, .topk_length = topk_length});
         for (int64_t i = 0; i < 6 * 128; i++) { /* slots from 200 on are the poisoned ones */
             c.indices[i] = i % 128 < topk_length[i / 128] ? c.indices[i] % 200 : 200 + i % 56;
         }

@@ -4,6 +4,7 @@
 
 typedef float vec __attribute__((vector_size(16)));
 typedef int32_t vec_bits __attribute__((vector_size(16)));
+typedef uint32_t vec_words __attribute__((vector_size(16)));
 
 #define ROW_TILE 6
 
@@ -72,8 +73,8 @@ static inline vec vec_round(vec a)
 static inline vec vec_scale_exp2(vec power, vec exponent, vec x)
 {
     /* The exponent's number of the low bits of exponent + magic. Not-less-than keeps NaN. */
-    vec_bits bits = (vec_bits)(exponent + vec_set1(0x1.8p23f)) << 23;
-    vec scaled = (vec)((vec_bits)power + bits);
+    vec_words bits = (vec_words)(exponent + vec_set1(0x1.8p23f)) << 23;
+    vec scaled = (vec)((vec_words)power + bits); /* wraps where x is out of range or NaN */
     return vec_select((vec_bits)(x < vec_set1(-126.0f)), vec_set1(0.0f),
                       vec_select((vec_bits)(x != x), x, scaled));
 }

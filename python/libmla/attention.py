@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from . import plans
-from .arrays import BF16, BYTE, F16, F32, adaptor_of, adopt, is_native
+from .arrays import BYTE, F32, adaptor_of, adopt, is_native
 from .device import host_scratch
 from .launch import (
     D_V,
@@ -17,7 +17,6 @@ from .launch import (
 from .library import check, lib
 from .plans import Plan
 
-_KIND_OF_DTYPE = {1: BF16, 2: F16}
 _NAMES = ("q", "k_cache", "block_table", "cache_seqlens", "indices", "attn_sink", "extra_k_cache",
           "extra_indices_in_kvcache", "topk_length", "extra_topk_length", "out", "lse")
 PREFILL_NAMES = ("q", "kv", "indices", "attn_sink", "topk_length")
@@ -75,7 +74,7 @@ def run_decode(launch, arrays: tuple, plan_at: int, workspace):
     adaptor, tensors = launch.adaptor, launch.tensors
     pointer = adaptor.pointer
     if out is None:
-        out = adaptor.empty(launch.out_shape, _KIND_OF_DTYPE[launch.problem.dtype], q)
+        out = adaptor.empty(launch.out_shape, launch.kind, q)
     if lse is None:
         lse = adaptor.empty(launch.lse_shape, F32, q)
     tensors.q = pointer(q)
@@ -263,7 +262,7 @@ def run_prefill(arrays: tuple, options: tuple, workspace=None):
         launch_table.keep(key, launch)
     q, kv, indices, attn_sink, topk_length = arrays
     s_q, h_q = launch.problem.s_q, launch.problem.h_q
-    out = adaptor.empty((s_q, h_q, D_V), _KIND_OF_DTYPE[launch.problem.dtype], q)
+    out = adaptor.empty((s_q, h_q, D_V), launch.kind, q)
     max_logits = adaptor.empty((s_q, h_q), F32, q)
     lse = adaptor.empty((s_q, h_q), F32, q)
     tensors, pointer = launch.tensors, adaptor.pointer

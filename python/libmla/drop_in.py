@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from . import abi, attention, plans
 from .arrays import I32, adaptor_of, adopt, is_native
-from .launch import Launch, describe, expect
+from .launch import Launch, check_one_framework, describe, expect
 
 # The modes of FlashMLA that this shape of tile_scheduler_metadata stands for: one partition for all
 # requests, no request split. vLLM overwrites the attribute with such a tensor.
@@ -88,7 +88,7 @@ def _build_metadata(cache_seqlens, num_q_tokens_per_head_k, num_heads_k, num_hea
     if adaptor.name == "torch":
         table.tile_scheduler_metadata = None
         table.num_splits = num_splits
-        table._mla_shape = _schedule_shape(launch.problem)
+        table._mla_shape = launch.schedule_shape
         table._mla_plan = None
     return table, num_splits
 
@@ -106,13 +106,6 @@ def _canonical_launch(adaptor, seqlens, rows, h_kv, num_heads_q, is_fp8, topk) -
         problem.s_q, problem.h_q = rows // num_heads_q, num_heads_q
         problem.kv_format = abi.KV_FP8_656 if is_fp8 else abi.KV_NATIVE
     return Launch(adaptor, seqlens.device, problem, abi.Tensors())
-
-
-def _schedule_shape(problem) -> tuple:
-    """What the schedule of a problem depends on, lengths apart."""
-    sparse = problem.op != abi.OP_DENSE_DECODE
-    rows = problem.h_q if sparse else problem.s_q * problem.h_q
-    return problem.batch, rows, problem.h_kv, sparse and (problem.s_q, problem.topk)
 
 
 def _asks_one_partition(table) -> bool:
@@ -146,12 +139,12 @@ def plan_address(metadata, num_splits, launch, lengths, like) -> int:
         if num_splits is not None:
             raise ValueError("num_splits: must be left out with a FlashMLASchedMeta")
         return _kept_plan(metadata, launch, lengths, like)
-    if launch.problem.batch_invariant:
+    if launch.batch_invariant:
         return _kept_plan(metadata, launch, lengths, like) if hasattr(metadata, "_mla_plan") else 0
-    if lengths[1] is not None or lengths[2] is not None or launch.problem.extra_topk:
+    if lengths[1] is not None or lengths[2] is not None or launch.has_extra_pool:
         return 0  # get_mla_metadata() knew nothing of these
     made_for = getattr(metadata, "_mla_shape", None)
-    if made_for is not None and made_for != _schedule_shape(launch.problem):
+    if made_for is not None and made_for != launch.schedule_shape:
         return 0
     if made_for is not None and num_splits is None and launch.capturing():
         return _kept_plan(metadata, launch, lengths, like)
@@ -161,16 +154,24 @@ def plan_address(metadata, num_splits, launch, lengths, like) -> int:
 def _attach(metadata, launch) -> int:
     """The older contract: the schedule lies in the caller's tensor."""
     adaptor = launch.adaptor
-    seen = describe(adaptor, metadata, "tile_scheduler_metadata")
-    expect(seen, "tile_scheduler_metadata", I32, launch.device, (None, 8), "[n, 8]")
-    if seen.shape[0] * 32 < launch.plan_bytes or (seen.shape[0] > 1 and seen.stride[0] != 8):
-        raise ValueError(f"tile_scheduler_metadata: has {seen.shape[0]} rows of 8, this call needs "
-                         f"{launch.plan_bytes // 32} contiguous ones")
+    check_one_framework(adaptor, tile_scheduler_metadata=metadata)
+    signature = adaptor.signature(metadata)
+    if signature != launch.table_signature:
+        _check_table(metadata, launch)
+        launch.table_signature = signature
     table_at = adaptor.pointer(metadata)
     if not launch.on_cuda:
         plans.check_host_table(launch, table_at)
     launch.attached.buffer = table_at
     return launch.attached_at
+
+
+def _check_table(metadata, launch) -> None:
+    seen = describe(launch.adaptor, metadata, "tile_scheduler_metadata")
+    expect(seen, "tile_scheduler_metadata", I32, launch.device, (None, 8), "[n, 8]")
+    if seen.shape[0] * 32 < launch.plan_bytes or (seen.shape[0] > 1 and seen.stride[0] != 8):
+        raise ValueError(f"tile_scheduler_metadata: has {seen.shape[0]} rows of 8, this call needs "
+                         f"{launch.plan_bytes // 32} contiguous ones")
 
 
 def flash_mla_with_kvcache(

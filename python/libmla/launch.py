@@ -120,8 +120,16 @@ def cache_strides(seen, name: str, kv_format: int) -> tuple:
     )
 
 
+def schedule_shape(problem) -> tuple:
+    """What the cuts of a schedule depend on, lengths apart."""
+    p = problem
+    sparse = p.op != abi.OP_DENSE_DECODE
+    rows = p.h_q if sparse else p.s_q * p.h_q
+    return p.batch, rows, p.h_kv, sparse and (p.s_q, p.topk)
+
+
 def problem_key(problem) -> tuple:
-    """What a plan depends on."""
+    """What the C library compares of a plan's problem and a call's."""
     p = problem
     return (p.op, p.dtype, p.kv_format, p.batch, p.s_q, p.h_q, p.h_kv, p.d_qk, p.page_size, p.topk,
             p.extra_page_size, p.extra_topk, p.num_parts, p.causal, p.batch_invariant)
@@ -138,6 +146,10 @@ class Launch:
         self.problem = problem
         self.problem_at = ctypes.addressof(problem)
         self.problem_key = problem_key(problem)
+        self.schedule_shape = schedule_shape(problem)
+        self.kind = BF16 if problem.dtype == abi.DTYPE_BF16 else F16
+        self.batch_invariant = problem.batch_invariant
+        self.has_extra_pool = problem.extra_topk > 0
         self.tensors = tensors
         self.tensors_at = ctypes.addressof(tensors)
         self.kv = tensors.kv
@@ -155,6 +167,7 @@ class Launch:
         # Attaching reads no buffer, so any aligned address does for now.
         self.attached = abi.Plan(buffer=64, buffer_bytes=self.plan_bytes)
         self.attached_at = ctypes.addressof(self.attached)
+        self.table_signature = None  # of the caller's buffer that was last found fit
         check(lib.mla_plan_attach(self.context, self.problem_at, self.attached_at))
 
     def stream(self) -> int:

@@ -12,6 +12,7 @@ enum {
     VEC_LANES = 16,
     KEY_TILE = 8,
     KEY_TILE_NARROW = 16,
+    DOT_TILE = 16
 };
 
 static inline vec vec_load(const float *p)
@@ -65,6 +66,21 @@ static inline vec vec_scale_exp2(vec power, vec exponent, vec x)
 static inline vec vec_round(vec a)
 {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+/* Lanes of 128 bits first, down to one for each vector, then inside of them. */
+static inline void vec_sum4(const vec *a, float factor, float *sums)
+{
+    vec ab = _mm512_add_ps(_mm512_shuffle_f32x4(a[0], a[1], 0x44),
+                           _mm512_shuffle_f32x4(a[0], a[1], 0xee));
+    vec cd = _mm512_add_ps(_mm512_shuffle_f32x4(a[2], a[3], 0x44),
+                           _mm512_shuffle_f32x4(a[2], a[3], 0xee));
+    vec abcd = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88),
+                             _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    abcd = _mm512_add_ps(abcd, _mm512_permute_ps(abcd, 0xb1));
+    abcd = _mm512_add_ps(abcd, _mm512_permute_ps(abcd, 0x4e));
+    __m128 sum = _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, abcd));
+    _mm_storeu_ps(sums, _mm_mul_ps(sum, _mm_set1_ps(factor)));
 }
 
 static inline vec vec_from_bf16(const uint8_t *data)

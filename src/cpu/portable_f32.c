@@ -11,6 +11,7 @@ enum {
     VEC_LANES = 4,
     KEY_TILE = 6,
     KEY_TILE_NARROW = 12,
+    DOT_TILE = 8
 };
 
 static inline vec vec_load(const float *p)
@@ -75,6 +76,13 @@ static inline vec vec_scale_exp2(vec power, vec exponent, vec x)
     vec scaled = (vec)((vec_bits)power + bits);
     return vec_select((vec_bits)(x < vec_set1(-126.0f)), vec_set1(0.0f),
                       vec_select((vec_bits)(x != x), x, scaled));
+}
+
+static inline void vec_sum4(const vec *a, float factor, float *sums)
+{
+    for (int i = 0; i < 4; i++) {
+        sums[i] = ((a[i][0] + a[i][1]) + (a[i][2] + a[i][3])) * factor;
+    }
 }
 
 static inline vec vec_from_bf16(const uint8_t *data)

@@ -12,9 +12,9 @@
  * product that average out where many keys share a row's weight. Where few do, the remainders
  * P - bf16(P) and the low parts of V are multiplied too (avx512_bf16_softmax.c says when).
  *
- * What this does not cover goes to the FP32 kernel, the whole job (mla_bf16_attend): e4m3 NaN,
- * scales at the ends of float32's range, and NaN or infinities where some row may not see them.
- * Both instruction sets take bf16 denormals for zero.
+ * NaN and infinities of a key that not all rows of the tile may see are kept out of the product,
+ * where a weight of 0 would make NaN of them, and put into the rows that do see it at the end. Both
+ * instruction sets take bf16 denormals for zero.
  */
 #ifndef MLA_CPU_BF16_ATTEND_H
 #define MLA_CPU_BF16_ATTEND_H
@@ -77,8 +77,10 @@ typedef struct mla_bf16_scratch {
     alignas(64) float rescale[MLA_BF16_LANES];        /* of the group at work */
     alignas(64) int32_t visible[MLA_CPU_TILE_ROWS];   /* keys of the block that a row sees */
     uint16_t few_keys[MLA_BF16_GROUPS]; /* bit r: row r needs the remainders in this block */
-    mla_bf16_block block[2];            /* the block at work and the one being prefetched */
-    mla_bf16_block low_block;           /* the low parts of a split block as a block of their own */
+    bool has_nan_columns;
+    uint32_t nan_columns[MLA_CPU_TILE_ROWS][MLA_D_V / 32]; /* bit masks, if has_nan_columns */
+    mla_bf16_block block[2];  /* the block at work and the one being prefetched */
+    mla_bf16_block low_block; /* the low parts of a split block as a block of their own */
     mla_bf16_prefetch prefetch;
 } mla_bf16_scratch;
 
@@ -116,14 +118,21 @@ void mla_bf16_pack_queries(const mla_cpu_job *job, bool negate, mla_bf16_scratch
 int64_t mla_bf16_resolve(const mla_key_rows *keys, int64_t begin, int64_t end,
                          mla_bf16_block *block);
 
-/* Fills `row` and `split`, and scratch->low_block if split; false if a key is not served here. */
-bool mla_bf16_decode(const mla_key_rows *keys, mla_bf16_block *block, mla_bf16_scratch *scratch);
+/* Fills `row` and `split`, and scratch->low_block if split. */
+void mla_bf16_decode(const mla_key_rows *keys, mla_bf16_block *block, mla_bf16_scratch *scratch);
 
 /* scratch->v of a block. */
 void mla_bf16_pair_values(mla_bf16_scratch *scratch, const mla_bf16_block *block);
 
-/* Whether all value columns of the block are finite. */
-bool mla_bf16_values_finite(const mla_bf16_block *block);
+/* Sets NaN and infinities in scratch->v to 0; scratch->nan_columns notes which results they make
+ * NaN, given what rows see. (An infinite value is an infinite key: its weight is NaN, or 0.) */
+void mla_bf16_hide_non_finite(mla_bf16_scratch *scratch, int32_t padded_keys);
+
+/* The value column in a lane of a strip. */
+static inline int32_t mla_bf16_strip_column(int32_t strip, int32_t lane)
+{
+    return strip / 2 * 32 + lane / 4 * 8 + strip % 2 * 4 + lane % 4;
+}
 
 /* Asks for the next `lines` cache lines. */
 static inline void mla_bf16_prefetch_lines(mla_bf16_prefetch *prefetch, int32_t lines)

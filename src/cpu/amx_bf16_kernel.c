@@ -11,6 +11,7 @@
 #include "amx_tiles.h"
 #include "bf16_attend.h"
 #include "bf16_vectors.h"
+#include "narrow_row.h"
 
 #include <assert.h>
 #include <string.h>
@@ -315,4 +316,5 @@ const mla_cpu_kernel mla_amx_bf16_kernel = {.isa = MLA_ISA_AMX_BF16,
                                             .available = mla_tile_available,
                                             .serves = mla_bf16_serves,
                                             .scratch_bytes = sizeof(mla_bf16_scratch),
-                                            .attend = amx_bf16_attend};
+                                            .attend = amx_bf16_attend,
+                                            .narrow = narrow_row};

@@ -18,7 +18,12 @@
 #include <assert.h>
 #include <string.h>
 
-enum { TILE = 8, VECS = 3 };
+enum {
+    TILE = 8,
+    VECS = 3,
+    /* Pairs of one chain of additions. Each adds its own roundings; shorter chains round less. */
+    CHAIN = 96
+};
 
 /* One operand of a tile: TILE sequences of pairs, `step` bytes between the pairs. */
 typedef struct broadcast_operand {
@@ -44,8 +49,7 @@ static inline __attribute__((always_inline)) void product_tile(int vecs, const b
     for (int i = 0; i < TILE; i++) {
 #pragma GCC unroll 3
         for (int v = 0; v < vecs; v++) {
-            acc[i][v] = accumulate ? _mm512_load_ps(c[v] + i * MLA_BF16_LANES)
-                                   : _mm512_setzero_ps();
+            acc[i][v] = _mm512_setzero_ps();
         }
     }
     for (int64_t k = 0; k < depth; k++) {
@@ -67,7 +71,9 @@ static inline __attribute__((always_inline)) void product_tile(int vecs, const b
     for (int i = 0; i < TILE; i++) {
 #pragma GCC unroll 3
         for (int v = 0; v < vecs; v++) {
-            _mm512_store_ps(c[v] + i * MLA_BF16_LANES, acc[i][v]);
+            float *c_i = c[v] + i * MLA_BF16_LANES;
+            __m512 sum = accumulate ? _mm512_add_ps(_mm512_load_ps(c_i), acc[i][v]) : acc[i][v];
+            _mm512_store_ps(c_i, sum);
         }
     }
 }
@@ -95,6 +101,25 @@ static int32_t tile_groups(int32_t left)
     return left == 4 ? 2 : left < VECS ? left : VECS;
 }
 
+/* S^T of 8 keys and up to 3 groups of rows, over `pairs` pairs of dimensions. */
+static void score_tile(mla_bf16_scratch *scratch, const broadcast_operand *keys, int32_t key,
+                       int32_t group, int32_t vecs, int64_t pairs, bool accumulate)
+{
+    for (int64_t at = 0; at < pairs; at += CHAIN) {
+        broadcast_operand a = *keys;
+        const mla_bf16_pair *b[VECS];
+        float *c[VECS];
+        for (int32_t i = 0; i < TILE; i++) {
+            a.row[i] += at * a.step;
+        }
+        for (int32_t v = 0; v < vecs; v++) {
+            b[v] = scratch->q[group + v][at];
+            c[v] = scratch->s[group + v][key];
+        }
+        product(vecs, &a, b, pairs - at < CHAIN ? pairs - at : CHAIN, accumulate || at > 0, c);
+    }
+}
+
 static void score_keys(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
                        int64_t depth, bool accumulate)
 {
@@ -105,14 +130,8 @@ static void score_keys(mla_bf16_scratch *scratch, const mla_bf16_block *block, i
         }
         int32_t vecs;
         for (int32_t group = 0; group < groups; group += vecs) {
-            const mla_bf16_pair *b[VECS];
-            float *c[VECS];
             vecs = tile_groups(groups - group);
-            for (int32_t v = 0; v < vecs; v++) {
-                b[v] = scratch->q[group + v][0];
-                c[v] = scratch->s[group + v][key];
-            }
-            product(vecs, &a, b, depth / 2, accumulate, c);
+            score_tile(scratch, &a, key, group, vecs, depth / 2, accumulate);
         }
         mla_bf16_prefetch_lines(&scratch->prefetch, TILE * MLA_BF16_ROW_BYTES / 64);
     }

@@ -88,8 +88,8 @@ static void add_values(bf16_pass *pass, const mla_bf16_block *block, bool masked
     pass->first = false;
 }
 
-/* O += what the rounding of P or of V took away, in the rows where it counts. */
-static void add_remainders(bf16_pass *pass, const mla_bf16_block *block, bool masked, bool of_p)
+/* O += what the rounding of P, or of V, took away in the rows where it counts. False if in none. */
+static bool add_remainders(bf16_pass *pass, const mla_bf16_block *block, bool masked, bool of_p)
 {
     mla_bf16_scratch *scratch = pass->scratch;
     int32_t groups[MLA_BF16_GROUPS];
@@ -102,11 +102,23 @@ static void add_remainders(bf16_pass *pass, const mla_bf16_block *block, bool ma
         }
     }
     if (num_groups > 0) {
-        if (!of_p) {
-            mla_bf16_pair_values(scratch, &scratch->low_block);
-        }
         pass->engine->values(scratch, groups, num_groups, block->padded_keys, false);
     }
+    return num_groups > 0;
+}
+
+/* S of keys whose latent values still lack their scales, one for each 128 values. */
+static void score_by_groups(const bf16_pass *pass, const mla_bf16_block *block)
+{
+    mla_bf16_scratch *scratch = pass->scratch;
+    for (int32_t i = 0; i < MLA_BF16_SCALES; i++) {
+        mla_bf16_span span = {i * MLA_FP8_656_GROUP, (i + 1) * MLA_FP8_656_GROUP};
+        pass->engine->scores(scratch, block, pass->groups, span);
+        mla_bf16_scale_scores(scratch, pass->groups, block->padded_keys, i, i == 0);
+    }
+    mla_bf16_span rope = {MLA_FP8_656_LATENT, MLA_FP8_656_LATENT + MLA_ROPE_DIM};
+    pass->engine->scores(scratch, block, pass->groups, rope);
+    mla_bf16_add_scaled_scores(scratch, pass->groups, block->padded_keys);
 }
 
 static void attend_block(bf16_pass *pass, mla_bf16_block *block)
@@ -114,9 +126,11 @@ static void attend_block(bf16_pass *pass, mla_bf16_block *block)
     mla_bf16_scratch *scratch = pass->scratch;
     mla_bf16_decode(pass->job->keys, block, scratch);
     set_visible(pass, block);
-    pass->engine->scores(scratch, block, pass->groups, pass->job->keys->d_qk);
     if (block->split) {
-        pass->engine->add_scores(scratch, &scratch->low_block, pass->groups, MLA_D_V);
+        score_by_groups(pass, block);
+    } else {
+        mla_bf16_span whole = {0, (int32_t)pass->job->keys->d_qk};
+        pass->engine->scores(scratch, block, pass->groups, whole);
     }
     bool all_see_all = pass->fewest_keys >= block->begin + block->num_keys;
     if (!all_see_all) {
@@ -124,8 +138,9 @@ static void attend_block(bf16_pass *pass, mla_bf16_block *block)
     }
     bool masked = !all_see_all || block->num_keys < block->padded_keys;
     add_values(pass, block, masked);
-    add_remainders(pass, block, masked, true);
-    if (block->split) {
+    if (add_remainders(pass, block, masked, true) && block->split) {
+        mla_bf16_use_low_values(block, scratch);
+        mla_bf16_pair_values(scratch, block, (mla_bf16_span){0, MLA_D_V});
         add_remainders(pass, block, masked, false);
     }
 }

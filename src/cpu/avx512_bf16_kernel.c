@@ -101,53 +101,40 @@ static int32_t tile_groups(int32_t left)
     return left == 4 ? 2 : left < VECS ? left : VECS;
 }
 
-/* S^T of 8 keys and up to 3 groups of rows, over `pairs` pairs of dimensions. */
-static void score_tile(mla_bf16_scratch *scratch, const broadcast_operand *keys, int32_t key,
-                       int32_t group, int32_t vecs, int64_t pairs, bool accumulate)
+/* S^T of 8 keys and up to 3 groups of rows. */
+static void score_tile(mla_bf16_scratch *scratch, const uint8_t *const *rows, int32_t key,
+                       int32_t group, int32_t vecs, mla_bf16_span span)
 {
-    for (int64_t at = 0; at < pairs; at += CHAIN) {
-        broadcast_operand a = *keys;
-        const mla_bf16_pair *b[VECS];
-        float *c[VECS];
-        for (int32_t i = 0; i < TILE; i++) {
-            a.row[i] += at * a.step;
-        }
-        for (int32_t v = 0; v < vecs; v++) {
-            b[v] = scratch->q[group + v][at];
-            c[v] = scratch->s[group + v][key];
-        }
-        product(vecs, &a, b, pairs - at < CHAIN ? pairs - at : CHAIN, accumulate || at > 0, c);
+    const mla_bf16_pair *b[VECS];
+    float *c[VECS];
+    for (int32_t v = 0; v < vecs; v++) {
+        c[v] = scratch->s[group + v][key];
     }
-}
-
-static void score_keys(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
-                       int64_t depth, bool accumulate)
-{
-    for (int32_t key = 0; key < block->padded_keys; key += TILE) {
+    for (int32_t d = span.begin; d < span.end; d += 2 * CHAIN) {
         broadcast_operand a = {.step = sizeof(mla_bf16_pair)};
         for (int32_t i = 0; i < TILE; i++) {
-            a.row[i] = block->row[key + i];
+            a.row[i] = rows[i] + 2 * d;
         }
-        int32_t vecs;
-        for (int32_t group = 0; group < groups; group += vecs) {
-            vecs = tile_groups(groups - group);
-            score_tile(scratch, &a, key, group, vecs, depth / 2, accumulate);
+        for (int32_t v = 0; v < vecs; v++) {
+            b[v] = scratch->q[group + v][d / 2];
         }
-        mla_bf16_prefetch_lines(&scratch->prefetch, TILE * MLA_BF16_ROW_BYTES / 64);
+        int32_t left = (span.end - d) / 2;
+        product(vecs, &a, b, left < CHAIN ? left : CHAIN, d > span.begin, c);
     }
 }
 
 static void avx512_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
-                          int64_t depth)
+                          mla_bf16_span span)
 {
-    score_keys(scratch, block, groups, depth, false);
-    mla_bf16_pair_values(scratch, block);
-}
-
-static void avx512_add_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block,
-                              int32_t groups, int64_t depth)
-{
-    score_keys(scratch, block, groups, depth, true);
+    for (int32_t key = 0; key < block->padded_keys; key += TILE) {
+        int32_t vecs;
+        for (int32_t group = 0; group < groups; group += vecs) {
+            vecs = tile_groups(groups - group);
+            score_tile(scratch, block->key_row + key, key, group, vecs, span);
+        }
+        mla_bf16_prefetch_lines(&scratch->prefetch, TILE * (span.end - span.begin) * 2 / 64);
+    }
+    mla_bf16_pair_values(scratch, block, span);
 }
 
 static void avx512_arrange(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys)
@@ -213,7 +200,6 @@ static void avx512_store(const mla_bf16_scratch *scratch, int32_t group, const f
 static void avx512_bf16_attend(const mla_cpu_job *job)
 {
     static const mla_bf16_engine engine = {.scores = avx512_scores,
-                                           .add_scores = avx512_add_scores,
                                            .arrange = avx512_arrange,
                                            .values = avx512_values,
                                            .rescale = avx512_rescale,

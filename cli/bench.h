@@ -47,8 +47,8 @@ typedef struct bench_result {
 typedef struct bench_lab {
     engine runner, reference;
     openblas_baseline *blas; /* NULL: none */
-    void *read_memory;       /* larger than the caches */
-    size_t read_bytes;
+    uint8_t *read_memory;    /* larger than the caches, read window by window */
+    size_t read_bytes, read_at;
     double clock_ghz;
 } bench_lab;
 

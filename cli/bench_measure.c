@@ -13,7 +13,7 @@ enum {
     MIN_REPS = 5,
     CHECKED_ROWS = 6,
     MAX_ROTATIONS = 512,
-    MEMORY_EVERY = 4 /* repetitions between two measurements of the memory */
+    READ_WINDOW = 64 << 20 /* bytes of a measurement of the memory */
 };
 
 static const size_t rotation_bytes_most = (size_t)1 << 30;
@@ -186,6 +186,19 @@ static bool measure_blas(session *run, int64_t rep, double *seconds)
     return ok;
 }
 
+/* Reads the next window of a memory that is larger than the caches, so that none of it is there. */
+static double measure_memory(bench_lab *lab)
+{
+    if (lab->read_at + READ_WINDOW > lab->read_bytes) {
+        lab->read_at = 0;
+    }
+    size_t bytes = READ_WINDOW < lab->read_bytes ? READ_WINDOW : lab->read_bytes;
+    double gbs = memory_read_measure(lab->read_memory + lab->read_at, bytes,
+                                     lab->runner.info.num_threads);
+    lab->read_at += READ_WINDOW;
+    return gbs;
+}
+
 static bool measure_once(session *run, int64_t rep)
 {
     const mla_info *info = &run->lab->runner.info;
@@ -197,10 +210,7 @@ static bool measure_once(session *run, int64_t rep)
             add_sample(&run->product,
                        fma_peak_measure(info->isa_used, info->num_threads, peak_seconds));
         }
-        if (rep % MEMORY_EVERY == 0) {
-            add_sample(&run->memory, memory_read_measure(run->lab->read_memory,
-                                                         run->lab->read_bytes, info->num_threads));
-        }
+        add_sample(&run->memory, measure_memory(run->lab));
     }
     if (!subject_time(&run->main, rep, &seconds)) {
         return false;

@@ -46,6 +46,7 @@ typedef struct bench_result {
 /* What is shared by all points of a run. */
 typedef struct bench_lab {
     engine runner, reference;
+    engine used_isa;         /* CPU: may use nothing but the instruction set in use for bf16 */
     openblas_baseline *blas; /* NULL: none */
     uint8_t *read_memory;    /* larger than the caches, read window by window */
     size_t read_bytes, read_at;

@@ -3,17 +3,11 @@
 #include "kernels.h"
 
 typedef float vec __attribute__((vector_size(16)));
-typedef int32_t vec_bits __attribute__((vector_size(16)));
-typedef uint32_t vec_words __attribute__((vector_size(16)));
+typedef uint32_t vec_bits __attribute__((vector_size(16)));
 
 #define ROW_TILE 6
 
-enum {
-    VEC_LANES = 4,
-    KEY_TILE = 6,
-    KEY_TILE_NARROW = 12,
-    DOT_TILE = 8
-};
+enum { VEC_LANES = 4, KEY_TILE = 6, KEY_TILE_NARROW = 12, DOT_TILE = 8 };
 
 static inline vec vec_load(const float *p)
 {
@@ -73,8 +67,8 @@ static inline vec vec_round(vec a)
 static inline vec vec_scale_exp2(vec power, vec exponent, vec x)
 {
     /* The exponent's number of the low bits of exponent + magic. Not-less-than keeps NaN. */
-    vec_words bits = (vec_words)(exponent + vec_set1(0x1.8p23f)) << 23;
-    vec scaled = (vec)((vec_words)power + bits); /* wraps where x is out of range or NaN */
+    vec_bits bits = (vec_bits)(exponent + vec_set1(0x1.8p23f)) << 23;
+    vec scaled = (vec)((vec_bits)power + bits);
     return vec_select((vec_bits)(x < vec_set1(-126.0f)), vec_set1(0.0f),
                       vec_select((vec_bits)(x != x), x, scaled));
 }
@@ -119,4 +113,5 @@ const mla_cpu_kernel mla_portable_kernel = {.isa = MLA_ISA_PORTABLE,
                                             .available = always_available,
                                             .serves = serves_f32,
                                             .scratch_bytes = sizeof(f32_scratch),
-                                            .attend = attend_f32};
+                                            .attend = attend_f32,
+                                            .narrow = narrow_row};

@@ -16,9 +16,12 @@ tensor carries the attributes of the newer object too.
 
 from __future__ import annotations
 
+import ctypes
+
 from . import abi, attention, plans
 from .arrays import I32, adaptor_of, adopt, is_native
 from .launch import Launch, check_one_framework, describe, expect
+from .library import check, lib
 
 # The modes of FlashMLA that this shape of tile_scheduler_metadata stands for: one partition for all
 # requests, no request split. vLLM overwrites the attribute with such a tensor.
@@ -93,19 +96,36 @@ def _build_metadata(cache_seqlens, num_q_tokens_per_head_k, num_heads_k, num_hea
     return table, num_splits
 
 
-def _canonical_launch(adaptor, seqlens, rows, h_kv, num_heads_q, is_fp8, topk) -> Launch:
-    """A problem whose schedule is that of every problem with these lengths and query rows.
-
-    Cuts depend on lengths and on the rows that share a KV head, not on page size, dtype or the
-    split of rows into tokens and heads.
-    """
-    problem = abi.Problem(op=abi.OP_DENSE_DECODE, dtype=abi.DTYPE_BF16, batch=seqlens.shape[0],
-                          s_q=1, h_q=rows, h_kv=h_kv, d_qk=576, d_v=512, page_size=64)
+def _canonical_problem(batch, rows, h_kv, num_heads_q, is_fp8, topk):
+    """The problem that stands for all that get_mla_metadata() cannot tell apart."""
+    problem = abi.Problem(op=abi.OP_DENSE_DECODE, dtype=abi.DTYPE_BF16, batch=batch, s_q=1,
+                          h_q=rows, h_kv=h_kv, d_qk=576, d_v=512, page_size=64)
     if topk is not None:
         problem.op, problem.topk = abi.OP_SPARSE_DECODE, topk
         problem.s_q, problem.h_q = rows // num_heads_q, num_heads_q
         problem.kv_format = abi.KV_FP8_656 if is_fp8 else abi.KV_NATIVE
+    return problem
+
+
+def _canonical_launch(adaptor, seqlens, *shape) -> Launch:
+    problem = _canonical_problem(seqlens.shape[0], *shape)
     return Launch(adaptor, seqlens.device, problem, abi.Tensors())
+
+
+def _is_cut_canonically(launch) -> bool:
+    """Whether a call cuts its batch as the canonical problem of its rows does.
+
+    Cuts follow from the lengths and the number of parts, which follows from the rows of a KV head
+    and which the buffer's size tells. A backend may need more room for rows of which tokens and
+    heads are known: then the schedule in the tensor is not this call's.
+    """
+    p = launch.problem
+    topk = None if p.op == abi.OP_DENSE_DECODE else p.topk
+    problem = _canonical_problem(p.batch, p.s_q * p.h_q, p.h_kv, p.h_q,
+                                 p.kv_format == abi.KV_FP8_656, topk)
+    sizes = abi.Sizes()
+    check(lib.mla_get_sizes(launch.context, ctypes.addressof(problem), ctypes.addressof(sizes)))
+    return sizes.plan_bytes == launch.plan_bytes
 
 
 def _asks_one_partition(table) -> bool:
@@ -159,6 +179,9 @@ def _attach(metadata, launch) -> int:
     if signature != launch.table_signature:
         _check_table(metadata, launch)
         launch.table_signature = signature
+        launch.table_serves = _is_cut_canonically(launch)
+    if not launch.table_serves:
+        return 0
     table_at = adaptor.pointer(metadata)
     if not launch.on_cuda:
         plans.check_host_table(launch, table_at)

@@ -196,3 +196,12 @@ def test_num_splits_tell_the_schedule(device):
     assert counts[1:] == [1, 1, 1]
     assert counts[0] == sum(part.begin_req == 0 for part in parts)
     assert sum(part.num_blocks for part in parts) == sum(-(-n // 64) for n in seqlens.tolist())
+
+
+@pytest.mark.parametrize("s_q,h_q,h_kv", [(4, 20, 1), (3, 9, 3), (2, 128, 1), (2, 126, 2)])
+def test_older_metadata_with_odd_heads(s_q, h_q, h_kv, device):
+    """The tensor tells rows, not tokens and heads; where that matters, the call plans for itself."""
+    batch = DenseBatch(DenseCase(3, s_q, 300, h_q, h_kv), device)
+    metadata, num_splits = flash_mla.get_mla_metadata(batch.seqlens, s_q * h_q // h_kv, h_kv)
+    batch.check(*flash_mla.flash_mla_with_kvcache(
+        batch.q, batch.cache, batch.table, batch.seqlens, 512, metadata, num_splits, causal=True))

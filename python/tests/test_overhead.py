@@ -63,13 +63,14 @@ def measure(framework, monkeypatch):
     quick = types.SimpleNamespace(
         **{name: getattr(lib, name) for name in abi.PROTOTYPES} | {
             name: _stub(name) for name in ("mla_run", "mla_plan_build")})
-    monkeypatch.setattr(attention, "lib", quick)
-    monkeypatch.setattr(plans, "lib", quick)
-    return tuple(_best_us(call) for call in (
-        lambda: libmla.flash_mla_with_kvcache(*arrays, 512, newer),
-        lambda: libmla.flash_mla_with_kvcache(*arrays, 512, older, num_splits),
-        lambda: libmla.decode(*arrays, plan=plan, out=out, lse=lse),
-    ))
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "lib", quick)
+        patch.setattr(plans, "lib", quick)
+        return tuple(_best_us(call) for call in (
+            lambda: libmla.flash_mla_with_kvcache(*arrays, 512, newer),
+            lambda: libmla.flash_mla_with_kvcache(*arrays, 512, older, num_splits),
+            lambda: libmla.decode(*arrays, plan=plan, out=out, lse=lse),
+        ))
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+# Before any OpenMP starts: torch's threads and libmla's are two pools, and on a machine with other
+# work the one that waits by spinning keeps the other from its processors.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 ROOT = Path(__file__).resolve().parents[2]
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 collect_ignore = [] if HAS_TORCH else [

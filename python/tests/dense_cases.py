@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, replace
 
 import torch
-from attention_reference import attend, check_lse, check_out
+from libmla.numpy_reference import attend, check_lse, check_out
 
 WILD_PAGE = 2147480000  # in entries of the block table that no length reaches
 

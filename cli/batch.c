@@ -11,11 +11,19 @@ enum { D_V = 512, TILE = 64 };
 
 const char *tensor_name(tensor_id id)
 {
-    static const char *const names[TENSOR_COUNT] = {
-        "q",           "kv_cache",       "block_table",   "seqlens",
-        "indices",     "topk_length",    "extra_kv_cache", "extra_indices",
-        "extra_topk_length", "attn_sink", "out",           "lse",
-        "max_logits"};
+    static const char *const names[TENSOR_COUNT] = {"q",
+                                                    "kv_cache",
+                                                    "block_table",
+                                                    "seqlens",
+                                                    "indices",
+                                                    "topk_length",
+                                                    "extra_kv_cache",
+                                                    "extra_indices",
+                                                    "extra_topk_length",
+                                                    "attn_sink",
+                                                    "out",
+                                                    "lse",
+                                                    "max_logits"};
     assert(id >= 0 && id < TENSOR_COUNT);
     return names[id];
 }
@@ -273,8 +281,8 @@ static bool build_lengths(batch *built, const index_list *list, rng *random)
     int64_t count = spec->op == MLA_OP_SPARSE_PREFILL ? spec->s_q : spec->batch;
     int32_t *lengths = alloc_ints(built, list->lengths, count);
     for (int64_t i = 0; lengths != NULL && i < count; i++) {
-        const int32_t of_rule[] = {0, (int32_t)rng_below(random, list->topk + 1), 0, -7 - (int32_t)i,
-                                   (int32_t)list->topk + 1 + (int32_t)i % 1000};
+        const int32_t of_rule[] = {0, (int32_t)rng_below(random, list->topk + 1), 0,
+                                   -7 - (int32_t)i, (int32_t)list->topk + 1 + (int32_t)i % 1000};
         lengths[i] = of_rule[spec->topk_length];
     }
     return lengths != NULL;
@@ -414,9 +422,8 @@ bool batch_build(batch *built, const batch_spec *spec, uint64_t seed)
     }
     fill_output_strides(built);
     for (int id = 0; id < TENSOR_FIRST_OUTPUT; id++) {
-        tensor_bind(&built->tensors, (tensor_id)id, built->memory[id].bytes > 0
-                                                        ? built->memory[id].data
-                                                        : NULL);
+        tensor_bind(&built->tensors, (tensor_id)id,
+                    built->memory[id].bytes > 0 ? built->memory[id].data : NULL);
     }
     for (int64_t r = 0; r < built->spec.batch; r++) {
         for (int64_t t = 0; t < built->spec.s_q; t++) {

@@ -102,9 +102,9 @@ typedef struct batch_spec {
     bool equal_keys;
     int64_t nan_request; /* request number + 1 whose first key is a real NaN; 0: none */
 
-    int64_t page_gap;  /* elements (bytes with FP8 rows) between the pages of a pool */
-    int64_t head_gap;  /* elements between the heads of q and of out */
-    bool lse_by_head;  /* lse lies as [batch, h_q, s_q] */
+    int64_t page_gap; /* elements (bytes with FP8 rows) between the pages of a pool */
+    int64_t head_gap; /* elements between the heads of q and of out */
+    bool lse_by_head; /* lse lies as [batch, h_q, s_q] */
     poison_kind poison;
     bool poison_latent_only, poison_rope_only; /* native rows: the other part is 0 */
     size_t alignment; /* bytes, of all tensors; default that of the element */

@@ -63,8 +63,8 @@ bool batch_pool_open(batch_pool *pool, guarded_memory *memory, const batch_spec 
                      int64_t page_size, int64_t num_pages, uint64_t seed)
 {
     *pool = (batch_pool){.spec = spec, .page_size = page_size, .num_pages = num_pages};
-    pool->page_bytes =
-        mla_page_bytes(spec->kv_format, spec->dtype, page_size, spec->h_kv, spec->d_qk);
+    pool->page_bytes = mla_page_bytes(spec->kv_format, spec->dtype, page_size, spec->h_kv,
+                                      spec->d_qk);
     assert(pool->page_bytes > 0);
     bool native = spec->kv_format == MLA_KV_NATIVE;
     pool->page_stride = pool->page_bytes + spec->page_gap * (native ? 2 : 1);

@@ -4,6 +4,7 @@
 
 #include "engine.h"
 #include "openblas_baseline.h"
+#include "sample_stats.h"
 
 enum { BENCH_MAX_POINTS = 64, BENCH_MAX_REPS = 400 };
 
@@ -21,30 +22,25 @@ typedef struct bench_settings {
     uint64_t seed;
 } bench_settings;
 
-/* Median and spread: half the distance of the quartiles, as a share of the median. */
-typedef struct bench_stat {
-    double median, spread;
-} bench_stat;
-
 typedef struct bench_result {
     bench_point point;
     mla_problem problem;
-    int64_t keys;        /* of a request, when all are equal; else the mean */
+    int64_t keys; /* of a request, when all are equal; else the mean */
     int64_t reps;
     int64_t rotations;   /* copies of the cache that were read in turn */
-    bench_stat seconds;  /* of one mla_run() */
+    sample_stat seconds; /* of one mla_run() */
     double gflops, gbs;  /* from the median */
     double flops_per_byte;
-    bench_stat fma_peak; /* FP32 GFLOP/s in the same seconds; 0: unknown (GPU) */
-    bench_stat product_peak; /* bf16 GFLOP/s of the instruction set in use; 0: FP32 is used */
-    bench_stat memory;   /* GB/s read */
-    double fp32_share;   /* gflops / fma_peak */
-    double limit_share;  /* least possible time / time, by the limit that binds */
-    const char *limit;   /* "FP32", "bf16" or "memory" */
-    bench_stat blas;     /* seconds of the OpenBLAS baseline; 0: not run */
-    double blas_ratio;   /* its time over ours */
-    double dense_ratio;  /* time of the dense call over as many tokens, over ours; 0: not run */
-    double error_share;  /* largest error of the checked rows, as a share of the tolerance */
+    sample_stat fma_peak;     /* FP32 GFLOP/s in the same seconds; 0: unknown (GPU) */
+    sample_stat product_peak; /* bf16 GFLOP/s of the instruction set in use; 0: FP32 is used */
+    sample_stat memory;       /* GB/s read */
+    double fp32_share;        /* gflops / fma_peak */
+    double limit_share;       /* least possible time / time, by the limit that binds */
+    const char *limit;        /* "FP32", "bf16" or "memory" */
+    sample_stat blas;         /* seconds of the OpenBLAS baseline; 0: not run */
+    double blas_ratio;        /* its time over ours */
+    double dense_ratio; /* time of the dense call over as many tokens, over ours; 0: not run */
+    double error_share; /* largest error of the checked rows, as a share of the tolerance */
 } bench_result;
 
 /* What is shared by all points of a run. */

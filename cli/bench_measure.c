@@ -32,21 +32,9 @@ static void add_sample(samples *list, double value)
     }
 }
 
-static int compare_doubles(const void *a, const void *b)
+static sample_stat stat_of(samples *list)
 {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static bench_stat stat_of(samples *list)
-{
-    if (list->count == 0) {
-        return (bench_stat){0.0, 0.0};
-    }
-    qsort(list->values, (size_t)list->count, sizeof(double), compare_doubles);
-    double median = list->values[list->count / 2];
-    double quartiles = list->values[list->count * 3 / 4] - list->values[list->count / 4];
-    return (bench_stat){median, 0.5 * quartiles / median};
+    return sample_stat_of(list->values, list->count);
 }
 
 bool bench_lab_open(bench_lab *lab, const bench_settings *settings)
@@ -128,8 +116,7 @@ static bool rotate_cache(subject *one, const bench_settings *settings)
 static void select_copy(subject *one, int64_t rep)
 {
     if (one->copies != NULL) {
-        one->work.tensors.kv.data =
-            one->copies + (size_t)(rep % one->rotations) * one->pool_bytes;
+        one->work.tensors.kv.data = one->copies + (size_t)(rep % one->rotations) * one->pool_bytes;
     }
 }
 
@@ -261,10 +248,14 @@ static bool open_session(session *run, const bench_point *point)
     const mla_problem *problem = &run->main.input.problem;
     run->has_dense = point->with_dense && problem->op == MLA_OP_SPARSE_DECODE;
     if (run->has_dense) {
-        batch_spec dense = {.op = MLA_OP_DENSE_DECODE, .dtype = problem->dtype,
-                            .batch = problem->batch * problem->s_q, .h_q = problem->h_q,
-                            .h_kv = problem->h_kv, .d_qk = problem->d_qk,
-                            .len_min = problem->topk, .len_max = problem->topk};
+        batch_spec dense = {.op = MLA_OP_DENSE_DECODE,
+                            .dtype = problem->dtype,
+                            .batch = problem->batch * problem->s_q,
+                            .h_q = problem->h_q,
+                            .h_kv = problem->h_kv,
+                            .d_qk = problem->d_qk,
+                            .len_min = problem->topk,
+                            .len_max = problem->topk};
         if (!subject_open(&run->dense, lab, run->settings, &dense)) {
             return false;
         }
@@ -282,9 +273,8 @@ static bool check_rows(const session *run, bench_result *result)
 {
     comparison compared = {.passed = true};
     mla_tensors got = batch_host_tensors(&run->main.input, &run->main.outputs);
-    if (!run->settings->no_check &&
-        !sample_rows(&run->lab->reference, &run->main.input, &got, CHECKED_ROWS,
-                     run->settings->seed, &compared)) {
+    if (!run->settings->no_check && !sample_rows(&run->lab->reference, &run->main.input, &got,
+                                                 CHECKED_ROWS, run->settings->seed, &compared)) {
         return false;
     }
     if (!compared.passed) {

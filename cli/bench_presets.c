@@ -76,12 +76,17 @@ int32_t bench_preset(const char *name, mla_backend backend, bench_point *points)
         }
         assert(count < BENCH_MAX_POINTS);
         bool dense = row->op == MLA_OP_DENSE_DECODE;
-        points[count++] = (bench_point){
-            .spec = {.op = row->op, .kv_format = row->kv_format, .batch = row->batch,
-                     .s_q = row->s_q, .h_q = row->h_q, .topk = row->topk,
-                     .len_min = dense ? row->keys : 0, .len_max = dense ? row->keys : 0,
-                     .causal = dense && row->s_q > 1, .pool_slots = dense ? 0 : row->keys},
-            .with_dense = row->op == MLA_OP_SPARSE_DECODE};
+        points[count++] = (bench_point){.spec = {.op = row->op,
+                                                 .kv_format = row->kv_format,
+                                                 .batch = row->batch,
+                                                 .s_q = row->s_q,
+                                                 .h_q = row->h_q,
+                                                 .topk = row->topk,
+                                                 .len_min = dense ? row->keys : 0,
+                                                 .len_max = dense ? row->keys : 0,
+                                                 .causal = dense && row->s_q > 1,
+                                                 .pool_slots = dense ? 0 : row->keys},
+                                        .with_dense = row->op == MLA_OP_SPARSE_DECODE};
     }
     return count;
 }

@@ -91,7 +91,7 @@ static double mean_of(const bench_result *results, int32_t count, size_t offset)
 {
     double sum = 0.0;
     for (int32_t i = 0; i < count; i++) {
-        bench_stat stat;
+        sample_stat stat;
         memcpy(&stat, (const uint8_t *)&results[i] + offset, sizeof stat);
         sum += stat.median;
     }
@@ -126,30 +126,29 @@ enum { NUMBER_FIELDS = 23 };
 static void number_fields(const bench_result *result, number_field fields[NUMBER_FIELDS])
 {
     const mla_problem *problem = &result->problem;
-    const number_field all[NUMBER_FIELDS] = {
-        {"batch", (double)problem->batch},
-        {"s_q", (double)problem->s_q},
-        {"h_q", (double)problem->h_q},
-        {"h_kv", (double)problem->h_kv},
-        {"d_qk", (double)problem->d_qk},
-        {"page_size", (double)problem->page_size},
-        {"topk", (double)problem->topk},
-        {"keys", (double)result->keys},
-        {"repetitions", (double)result->reps},
-        {"cache_copies", (double)result->rotations},
-        {"microseconds", 1e6 * result->seconds.median},
-        {"spread", result->seconds.spread},
-        {"gflops", result->gflops},
-        {"gbytes_per_s", result->gbs},
-        {"flops_per_byte", result->flops_per_byte},
-        {"fp32_peak_gflops", result->fma_peak.median},
-        {"bf16_peak_gflops", result->product_peak.median},
-        {"memory_gbytes_per_s", result->memory.median},
-        {"fp32_share", result->fp32_share},
-        {"limit_share", result->limit_share},
-        {"openblas_ratio", result->blas_ratio},
-        {"dense_ratio", result->dense_ratio},
-        {"error_of_tolerance", result->error_share}};
+    const number_field all[NUMBER_FIELDS] = {{"batch", (double)problem->batch},
+                                             {"s_q", (double)problem->s_q},
+                                             {"h_q", (double)problem->h_q},
+                                             {"h_kv", (double)problem->h_kv},
+                                             {"d_qk", (double)problem->d_qk},
+                                             {"page_size", (double)problem->page_size},
+                                             {"topk", (double)problem->topk},
+                                             {"keys", (double)result->keys},
+                                             {"repetitions", (double)result->reps},
+                                             {"cache_copies", (double)result->rotations},
+                                             {"microseconds", 1e6 * result->seconds.median},
+                                             {"spread", result->seconds.spread},
+                                             {"gflops", result->gflops},
+                                             {"gbytes_per_s", result->gbs},
+                                             {"flops_per_byte", result->flops_per_byte},
+                                             {"fp32_peak_gflops", result->fma_peak.median},
+                                             {"bf16_peak_gflops", result->product_peak.median},
+                                             {"memory_gbytes_per_s", result->memory.median},
+                                             {"fp32_share", result->fp32_share},
+                                             {"limit_share", result->limit_share},
+                                             {"openblas_ratio", result->blas_ratio},
+                                             {"dense_ratio", result->dense_ratio},
+                                             {"error_of_tolerance", result->error_share}};
     memcpy(fields, all, sizeof all);
 }
 
@@ -256,7 +255,8 @@ bool bench_draw(const char *path, const bench_lab *lab, const bench_result *resu
     for (int32_t i = 0; i < count; i++) {
         char label[72];
         bench_label(&results[i], label, sizeof label);
-        snprintf(points[i].label, sizeof points[i].label, "%s: %.0f", label, results[i].gflops);
+        snprintf(points[i].label, sizeof points[i].label, "%s: %.0f GFLOP/s", label,
+                 results[i].gflops);
         points[i].flops_per_byte = results[i].flops_per_byte;
         points[i].gflops = results[i].gflops;
     }

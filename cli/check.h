@@ -5,6 +5,11 @@
 #include "compare.h"
 #include "engine.h"
 
+/* Lengths of the requests of a batch_spec, as fields of its initialiser. */
+#define LENGTHS(...)                                                                               \
+    .lengths = (const int64_t[]){__VA_ARGS__},                                                     \
+    .num_lengths = sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)
+
 /* One way to compute: a backend with one instruction set. */
 typedef struct check_lane {
     char name[32];
@@ -84,7 +89,7 @@ typedef struct check_bench {
 bool check_bench_open(check_bench *bench, const engine *reference, const batch_spec *spec,
                       uint64_t seed, check_result *result);
 bool check_bench_place(check_bench *bench, const check_lane *lane, check_result *result);
-bool check_bench_run(check_bench *bench, check_result *result); /* plans, runs and fetches */
+bool check_bench_run(check_bench *bench, check_result *result);   /* plans, runs and fetches */
 bool check_bench_rerun(check_bench *bench, check_result *result); /* the same without the plan */
 bool check_bench_compare(const check_bench *bench, check_result *result); /* got with want */
 void check_bench_close(check_bench *bench);

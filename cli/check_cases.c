@@ -1,14 +1,11 @@
 /*
  * The case list of `mla check`, as data. The kinds are those that users of MLA kernels reported:
- * poison, lengths, counts, pages, causal, numbers, sparse. Everything that a case does not reference
- * is poison in all of them (batch.h).
+ * poison, lengths, counts, pages, causal, numbers, sparse. Everything that a case does not
+ * reference is poison in all of them (batch.h).
  */
 #include "check.h"
 
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof((array)[0])))
-#define LENGTHS(...)                                                                               \
-    .lengths = (const int64_t[]){__VA_ARGS__},                                                     \
-    .num_lengths = sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)
 #define SWEEP(type, field, ...)                                                                    \
     .sweep = #field, .sweep_offset = offsetof(batch_spec, field), .sweep_type = (type),            \
     .sweep_values = (const double[]){__VA_ARGS__},                                                 \
@@ -21,6 +18,7 @@
 #define SPARSE                   .op = MLA_OP_SPARSE_DECODE
 #define PREFILL                  .op = MLA_OP_SPARSE_PREFILL
 
+/* clang-format off */
 const check_case check_cases[] = {
     /* Poison. Dense: slots past the length within the last page, whole pages, table entries. */
     {"poison/kind", {DENSE, .batch = 4, LENGTHS(63, 64, 65, 1)}, VARIANT_ALL, true,
@@ -51,9 +49,11 @@ const check_case check_cases[] = {
     {"lengths/all-zero", {DENSE, .batch = 3, .s_q = 2, .causal = true, .table_columns = 2,
                           LENGTHS(0)},
      VARIANT_ALL_NATIVE, false, ONCE},
-    {"lengths/some-zero", {DENSE, .batch = 6, LENGTHS(0, 5, 0, 130, 1, 0)}, VARIANT_ALL, true, ONCE},
+    {"lengths/some-zero", {DENSE, .batch = 6, LENGTHS(0, 5, 0, 130, 1, 0)},
+     VARIANT_ALL, true, ONCE},
     {"lengths/zero-positive-infinity",
-     {DENSE, .batch = 3, .lse_empty_pos_inf = true, LENGTHS(0, 70, 0)}, VARIANT_NATIVE, false, ONCE},
+     {DENSE, .batch = 3, .lse_empty_pos_inf = true, LENGTHS(0, 70, 0)},
+     VARIANT_NATIVE, false, ONCE},
     {"lengths/below-s_q", {DENSE, .batch = 6, .s_q = 4, .causal = true,
                            LENGTHS(0, 1, 2, 3, 4, 5)},
      VARIANT_ALL_NATIVE, true, ONCE},
@@ -129,15 +129,16 @@ const check_case check_cases[] = {
      VARIANT_NATIVE, true, ONCE},
     {"causal/across-splits", {DENSE, .batch = 2, .s_q = 5, .causal = true, LENGTHS(258, 322)},
      VARIANT_NATIVE, false, SWEEP_COUNT(num_parts, 2, 5, 16)},
-    {"causal/without", {DENSE, .batch = 3, .s_q = 5, LENGTHS(3, 66, 200)}, VARIANT_ALL, false, ONCE},
+    {"causal/without", {DENSE, .batch = 3, .s_q = 5, LENGTHS(3, 66, 200)},
+     VARIANT_ALL, false, ONCE},
 
     /* Numbers. */
     {"numbers/q-std", {DENSE, .batch = 2, .h_q = 64, LENGTHS(300, 77)}, VARIANT_ALL, true,
      SWEEP_NUMBER(q_std, 0.1, 1, 10, 100, 1000)},
     {"numbers/kv-std", {DENSE, .batch = 2, .h_q = 64, LENGTHS(300, 77)}, VARIANT_ALL, false,
      SWEEP_NUMBER(kv_std, 0.1, 10)},
-    /* Large values with small queries: with both large, S reaches 300 and FP32 sums of its products
-     * alone move out by more than the absolute tolerance, which does not grow with the values. */
+    /* Large values with small queries: with both large, S reaches 300, and FP32 sums of its
+     * products alone move out by more than the absolute tolerance, which does not grow. */
     {"numbers/large-values", {DENSE, .batch = 2, .h_q = 64, .q_std = 0.01, .kv_std = 100.0,
                               LENGTHS(300, 77)},
      VARIANT_ALL, false, ONCE},
@@ -145,7 +146,8 @@ const check_case check_cases[] = {
      VARIANT_NATIVE, false, ONCE},
     {"numbers/equal-keys", {DENSE, .batch = 2, .equal_keys = true, LENGTHS(300, 77)}, VARIANT_ALL,
      false, ONCE},
-    {"numbers/zero-q", {DENSE, .batch = 2, .q_std = -1.0, LENGTHS(300, 77)}, VARIANT_ALL, false, ONCE},
+    {"numbers/zero-q", {DENSE, .batch = 2, .q_std = -1.0, LENGTHS(300, 77)},
+     VARIANT_ALL, false, ONCE},
     {"numbers/large-f16", {DENSE, .batch = 2, .q_std = 1e-3, .kv_std = 1.4e4, LENGTHS(300, 77)},
      VARIANT_F16, true, ONCE},
     {"numbers/scale", {DENSE, .batch = 2, LENGTHS(300, 77)}, VARIANT_NATIVE, false,
@@ -168,7 +170,8 @@ const check_case check_cases[] = {
      SWEEP_COUNT(page_size, 1, 2, 53, 61, 64, 69, 256, 576)},
     {"sparse/heads", {SPARSE, .batch = 2, .topk = 130, .holes = HOLES_SCATTERED}, VARIANT_ALL,
      false, SWEEP_COUNT(h_q, 1, 3, 16, 64, 65, 128, 129)},
-    {"sparse/two-kv-heads", {SPARSE, .batch = 2, .h_kv = 2, .topk = 130}, VARIANT_NATIVE, false, ONCE},
+    {"sparse/two-kv-heads", {SPARSE, .batch = 2, .h_kv = 2, .topk = 130},
+     VARIANT_NATIVE, false, ONCE},
     {"sparse/extra-pool",
      {SPARSE, .batch = 3, .s_q = 2, .topk = 100, .extra_page_size = 2, .extra_pool_slots = 333,
       .holes = HOLES_SCATTERED, .topk_length = TOPK_LENGTH_RANDOM},
@@ -203,12 +206,14 @@ const check_case check_cases[] = {
      SWEEP_RULE(topk_length, 1, 2, 3, 4)},
     {"prefill/sink", {PREFILL, .s_q = 5, .topk = 100}, VARIANT_ALL_NATIVE, false,
      SWEEP_RULE(sink, 1, 2)},
-    {"prefill/two-kv-heads", {PREFILL, .s_q = 5, .h_kv = 2, .topk = 100}, VARIANT_NATIVE, false, ONCE},
+    {"prefill/two-kv-heads", {PREFILL, .s_q = 5, .h_kv = 2, .topk = 100},
+     VARIANT_NATIVE, false, ONCE},
     {"prefill/strided", {PREFILL, .s_q = 5, .topk = 100, .head_gap = 64, .page_gap = 64,
                          .lse_by_head = true},
      VARIANT_ALL_NATIVE, false, ONCE},
     {"prefill/q-std", {PREFILL, .s_q = 3, .topk = 200, .h_q = 64}, VARIANT_ALL_NATIVE, false,
      SWEEP_NUMBER(q_std, 0.1, 1, 10, 100)},
 };
+/* clang-format on */
 
 const int32_t num_check_cases = COUNT(check_cases);

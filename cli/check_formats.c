@@ -31,8 +31,8 @@ static void fill_trip(round_trip *trip, uint64_t seed)
         /* Magnitudes from 1e-3 to 1e3, one token of zeros. */
         double std = token == 5 ? 0.0 : pow(10.0, token % 7 - 3);
         for (int64_t i = 0; i < trip->d_qk; i++) {
-            trip->rows[token * trip->d_qk + i] =
-                (uint16_t)small_float_encode(format, std * rng_normal(&random));
+            trip->rows[token * trip->d_qk + i] = (uint16_t)small_float_encode(
+                format, std * rng_normal(&random));
         }
     }
     memset(trip->back, 0xff, sizeof trip->back);
@@ -67,14 +67,14 @@ static bool trip_matches(const round_trip *trip, check_result *result)
             /* Half a unit of e4m3's last place, 2^-4 of the value or 2^-10 of a scale that is at
              * most twice amax / 448 (never below 1e-4), and the rounding back to bf16. */
             double scale = fmax(2.0 * amax / 448.0, 2e-4);
-            double allowed =
-                group == 0 ? 0.0 : fmax(fabs(want) * (0x1p-4 + 0x1p-8), scale * 0x1p-10);
+            double allowed = group == 0 ? 0.0
+                                        : fmax(fabs(want) * (0x1p-4 + 0x1p-8), scale * 0x1p-10);
             bool skipped = trip->slots[token] < 0;
             bool ok = skipped ? back[i] == 0xffff : fabs(got - want) <= allowed;
             if (!ok) {
                 return check_fail(result, "%s: value [%lld, %lld] came back as %.9g, was %.9g",
-                                  tool_format_name(trip->kv_format), (long long)token,
-                                  (long long)i, got, want);
+                                  tool_format_name(trip->kv_format), (long long)token, (long long)i,
+                                  got, want);
             }
         }
     }

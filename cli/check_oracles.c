@@ -11,17 +11,12 @@
 
 enum { D_V = 512 };
 
-#define LENGTHS(...)                                                                               \
-    .lengths = (const int64_t[]){__VA_ARGS__},                                                     \
-    .num_lengths = sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)
-
 /* Slot of a token of a dense request. */
 static int64_t slot_of(const batch *input, int64_t request, int64_t token)
 {
     const mla_tensors *tensors = &input->tensors;
     int64_t page_size = input->problem.page_size;
-    int32_t page =
-        tensors->block_table[request * tensors->block_table_stride + token / page_size];
+    int32_t page = tensors->block_table[request * tensors->block_table_stride + token / page_size];
     return page * page_size + token % page_size;
 }
 
@@ -43,8 +38,8 @@ static void mean_of_values(const engine *reference, const check_lane *lane, uint
                            check_result *result)
 {
     check_bench bench;
-    batch_spec spec = {.op = MLA_OP_DENSE_DECODE, .batch = 3, .h_q = 5, .q_std = -1.0,
-                       LENGTHS(1, 100, 333)};
+    batch_spec spec = {
+        .op = MLA_OP_DENSE_DECODE, .batch = 3, .h_q = 5, .q_std = -1.0, LENGTHS(1, 100, 333)};
     if (!check_bench_open(&bench, reference, &spec, seed, result)) {
         check_bench_close(&bench);
         return;
@@ -56,8 +51,9 @@ static void mean_of_values(const engine *reference, const check_lane *lane, uint
         for (int64_t column = 0; column < D_V; column++) {
             double sum = 0.0;
             for (int64_t token = 0; token < keys; token++) {
-                sum += elem_to_float(MLA_DTYPE_BF16,
-                                     native_row(&bench.input, slot_of(&bench.input, r, token))[column]);
+                sum += elem_to_float(
+                    MLA_DTYPE_BF16,
+                    native_row(&bench.input, slot_of(&bench.input, r, token))[column]);
             }
             for (int64_t h = 0; h < spec.h_q; h++) {
                 uint16_t *out = (uint16_t *)want.out + (r * spec.h_q + h) * D_V;
@@ -89,7 +85,11 @@ static void causal_equals_shorter(const engine *reference, const check_lane *lan
                                   check_result *result)
 {
     check_bench bench;
-    batch_spec spec = {.op = MLA_OP_DENSE_DECODE, .batch = 5, .s_q = 4, .h_q = 16, .causal = true,
+    batch_spec spec = {.op = MLA_OP_DENSE_DECODE,
+                       .batch = 5,
+                       .s_q = 4,
+                       .h_q = 16,
+                       .causal = true,
                        LENGTHS(64, 65, 67, 130, 400)};
     bool ok = check_bench_open(&bench, reference, &spec, seed, result) &&
               check_bench_place(&bench, lane, result) && check_bench_run(&bench, result);
@@ -128,8 +128,13 @@ static void equal_requests(const engine *reference, const check_lane *lane, uint
                            check_result *result)
 {
     check_bench bench;
-    batch_spec spec = {.op = MLA_OP_DENSE_DECODE, .batch = 37, .h_q = 20, .pool_pages = 1,
-                       .page_size = 256, .batch_invariant = true, LENGTHS(200)};
+    batch_spec spec = {.op = MLA_OP_DENSE_DECODE,
+                       .batch = 37,
+                       .h_q = 20,
+                       .pool_pages = 1,
+                       .page_size = 256,
+                       .batch_invariant = true,
+                       LENGTHS(200)};
     bool ok = check_bench_open(&bench, reference, &spec, seed, result);
     if (ok) {
         uint8_t *q = bench.input.memory[TENSOR_Q].data;
@@ -165,7 +170,10 @@ static void sparse_equals_dense(const engine *reference, const check_lane *lane,
     int64_t topk = spec.lengths[0];
     batch sparse;
     batch_outputs outputs = {.offset = 0};
-    batch_spec sparse_spec = {.op = MLA_OP_SPARSE_DECODE, .batch = 2, .h_q = 24, .topk = topk,
+    batch_spec sparse_spec = {.op = MLA_OP_SPARSE_DECODE,
+                              .batch = 2,
+                              .h_q = 24,
+                              .topk = topk,
                               .pool_slots = (bench.input.tensors.kv.num_pages - 3) * 64,
                               .in_order = true};
     ok = ok && batch_build(&sparse, &sparse_spec, seed);
@@ -213,7 +221,7 @@ static void merge_expected(merge_case *merge, uint64_t seed)
     for (int64_t row = 0; row < merge->rows; row++) {
         double sum = 0.0;
         for (int64_t p = 0; p < merge->num_parts; p++) {
-            /* A third of the parts own nothing, in either convention; their out must not be read. */
+            /* A third of the parts own nothing, in either convention: their out is not read. */
             int64_t kind = rng_below(&random, 6);
             float lse = kind == 0   ? -INFINITY
                         : kind == 1 ? INFINITY

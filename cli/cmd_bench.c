@@ -154,8 +154,9 @@ static error_t parse_bench(int key, char *arg, struct argp_state *state)
         return 0;
     case ARGP_KEY_ARG:
         if (bench_preset(arg, MLA_BACKEND_CPU, unused) == 0) {
-            argp_error(state, "'%s' is no preset; choose from decode, small, sparse, prefill, or "
-                              "give a shape such as --b 4 --sk 4096 --hq 128",
+            argp_error(state,
+                       "'%s' is no preset; choose from decode, small, sparse, prefill, or "
+                       "give a shape such as --b 4 --sk 4096 --hq 128",
                        arg);
         }
         if (args->num_presets == MAX_PRESETS) {
@@ -186,8 +187,8 @@ static int32_t choose_points(bench_args *args, mla_backend backend, bench_point 
         spec->batch = spec->batch == 0 && dense ? spec->num_lengths : spec->batch;
         spec->topk = spec->topk == 0 && !dense ? 2048 : spec->topk;
         spec->pool_slots = spec->pool_slots == 0 ? 32768 : spec->pool_slots;
-        points[count++] =
-            (bench_point){.spec = *spec, .with_dense = spec->op == MLA_OP_SPARSE_DECODE};
+        points[count++] = (bench_point){.spec = *spec,
+                                        .with_dense = spec->op == MLA_OP_SPARSE_DECODE};
     }
     if (args->num_presets == 0 && !args->given) {
         args->presets[args->num_presets++] = "decode";
@@ -273,12 +274,16 @@ static const struct argp_option bench_options[] = {
 int cmd_bench(int argc, char **argv)
 {
     static const struct argp argp = {
-        bench_options, parse_bench, "[decode] [small] [sparse] [prefill]",
+        bench_options,
+        parse_bench,
+        "[decode] [small] [sparse] [prefill]",
         "Measures the kernels, and in the same seconds what the machine can do at most: FP32 "
         "multiply-adds from registers, bytes from memory, and OpenBLAS on the same problem. "
         "Presets: decode (the default), small, sparse, prefill; or give a shape.\v"
         "Example: mla bench --b 4 --sk 4096 --hq 128 --plot roofline.svg",
-        tool_options_child, 0, 0};
+        tool_options_child,
+        0,
+        0};
     bench_args *args = tool_alloc(1, sizeof *args);
     args->settings.seconds = 1.5;
     args->settings.seed = 1;

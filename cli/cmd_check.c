@@ -176,9 +176,7 @@ static void run_case(check_run *run, const check_case *item)
             batch_spec spec = item->spec;
             spec.dtype = bit == 1 ? MLA_DTYPE_F16 : MLA_DTYPE_BF16;
             spec.d_qk = bit == 2 || bit == 4 ? 512 : 576;
-            spec.kv_format = bit == 3   ? MLA_KV_FP8_656
-                             : bit == 4 ? MLA_KV_FP8_584
-                                        : MLA_KV_NATIVE;
+            spec.kv_format = bit == 3 ? MLA_KV_FP8_656 : bit == 4 ? MLA_KV_FP8_584 : MLA_KV_NATIVE;
             if (item->num_sweep_values > 0) {
                 set_swept(item, i, &spec);
                 snprintf(name, sizeof name, "%s %s=%g %s", item->name, item->sweep,
@@ -355,13 +353,17 @@ int cmd_check(int argc, char **argv)
         {"verbose", 'v', 0, 0, "Print every check, not only the failed ones", 0},
         {0, 0, 0, 0, 0, 0}};
     static const struct argp argp = {
-        options, parse_check, "",
+        options,
+        parse_check,
+        "",
         "Compares every backend and instruction set of this machine with the double-precision "
         "reference, over the kinds of input that broke other kernels.\v"
         "Each failed check prints its worst element. The last line is always "
         "`N passed, N failed, N skipped`; the exit status is 0 when none failed, 1 otherwise. "
         "Batches too large for the reference are compared on a random sample of rows.",
-        tool_options_child, 0, 0};
+        tool_options_child,
+        0,
+        0};
     static check_run run; /* zero, and too large for the stack */
     run.first_seed = 1;
     run.num_seeds = 1;

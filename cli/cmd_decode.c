@@ -52,7 +52,8 @@ static error_t parse_decode(int key, char *arg, struct argp_state *state)
         args->decode.page_size = tool_parse_int(state, "--page-size", arg, 1, INT32_MAX);
         return 0;
     case KEY_EXTRA_PAGE:
-        args->decode.extra_page_size = tool_parse_int(state, "--extra-page-size", arg, 1, INT32_MAX);
+        args->decode.extra_page_size = tool_parse_int(state, "--extra-page-size", arg, 1,
+                                                      INT32_MAX);
         return 0;
     case KEY_PREFILL:
         args->decode.prefill = true;
@@ -94,7 +95,8 @@ static mla_status run_timed(const engine *runner, const batch *input, batch_outp
     mla_status status = job_open(&work, runner, input, outputs);
     status = status == MLA_OK ? job_plan(&work) : status;
     status = status == MLA_OK ? job_run(&work) : status;
-    if (status == MLA_OK && !(memory_wait(&runner->memory) && memory_timer_start(&runner->memory))) {
+    if (status == MLA_OK &&
+        !(memory_wait(&runner->memory) && memory_timer_start(&runner->memory))) {
         status = MLA_ERR_DEVICE;
     }
     status = status == MLA_OK ? job_run(&work) : status;
@@ -213,7 +215,9 @@ int cmd_decode(int argc, char **argv)
         {"verify", KEY_VERIFY, 0, 0, "Compare a sample of rows with the reference first", 1},
         {0, 0, 0, 0, 0, 0}};
     static const struct argp argp = {
-        options, parse_decode, "IN.safetensors -o OUT.safetensors",
+        options,
+        parse_decode,
+        "IN.safetensors -o OUT.safetensors",
         "Computes attention on the tensors of a file, found by name:\n"
         "  q            BF16 or F16 [batch, s_q, h_q, 576 or 512]\n"
         "  kv_cache     the same dtype [pages, page, h_kv, 576 or 512], or FP8 rows as U8 or "
@@ -222,7 +226,8 @@ int cmd_decode(int argc, char **argv)
         "  block_table  I32 or I64 [batch, max_pages]\n"
         "  seqlens      I32 or I64 [batch]\n"
         "sparse decode, when there are indices instead:\n"
-        "  indices      I32 or I64 [batch, s_q, topk]; a slot is page * page_size + row, others are "
+        "  indices      I32 or I64 [batch, s_q, topk]; a slot is page * page_size + row, others "
+        "are "
         "skipped\n"
         "  topk_length  optional, [batch]; attn_sink  optional, F32 [h_q]\n"
         "  extra_kv_cache, extra_indices, extra_topk_length  optional, a second pool\n"
@@ -230,7 +235,9 @@ int cmd_decode(int argc, char **argv)
         "topk], topk_length [s_q]\v"
         "The input is mapped, not copied. The output appears whole or not at all. Exit status: 0 "
         "done, 1 failed, 2 the input is wrong; the message names the tensor and what was expected.",
-        tool_options_child, 0, 0};
+        tool_options_child,
+        0,
+        0};
     decode_args args = {.in = NULL};
     decode_input in;
     tool_parse(&argp, "mla decode", argc, argv, &args);

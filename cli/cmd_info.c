@@ -6,10 +6,12 @@
 
 static void print_isas(const mla_info *info)
 {
-    static const char *const notes[] = {
-        "scalar C in double precision: the specification", "C without intrinsics",
-        "AVX2, FMA, F16C", "AVX-512 F, BW, DQ, VL", "bf16 products, FP32 sums",
-        "bf16 tiles, FP32 sums"};
+    static const char *const notes[] = {"scalar C in double precision: the specification",
+                                        "C without intrinsics",
+                                        "AVX2, FMA, F16C",
+                                        "AVX-512 F, BW, DQ, VL",
+                                        "bf16 products, FP32 sums",
+                                        "bf16 tiles, FP32 sums"};
     printf("  instruction sets\n");
     for (int bit = 0; bit < 6; bit++) {
         uint32_t isa = 1u << bit;
@@ -35,21 +37,20 @@ static void print_operations(const mla_ctx *ctx)
         printf("    %-16s", ops[op - 1]);
         for (int kind = 0; kind < 5; kind++) {
             bool dense = op == MLA_OP_DENSE_DECODE;
-            mla_problem problem = {
-                .struct_size = sizeof problem,
-                .op = (mla_op)op,
-                .dtype = kind == 1 ? MLA_DTYPE_F16 : MLA_DTYPE_BF16,
-                .kv_format = kind == 3   ? MLA_KV_FP8_656
-                             : kind == 4 ? MLA_KV_FP8_584
-                                         : MLA_KV_NATIVE,
-                .batch = 1,
-                .s_q = 1,
-                .h_q = 128,
-                .h_kv = 1,
-                .d_qk = kind == 2 || kind == 4 ? 512 : 576,
-                .d_v = 512,
-                .page_size = op == MLA_OP_SPARSE_PREFILL ? 1 : 64,
-                .topk = dense ? 0 : 2048};
+            mla_problem problem = {.struct_size = sizeof problem,
+                                   .op = (mla_op)op,
+                                   .dtype = kind == 1 ? MLA_DTYPE_F16 : MLA_DTYPE_BF16,
+                                   .kv_format = kind == 3   ? MLA_KV_FP8_656
+                                                : kind == 4 ? MLA_KV_FP8_584
+                                                            : MLA_KV_NATIVE,
+                                   .batch = 1,
+                                   .s_q = 1,
+                                   .h_q = 128,
+                                   .h_kv = 1,
+                                   .d_qk = kind == 2 || kind == 4 ? 512 : 576,
+                                   .d_v = 512,
+                                   .page_size = op == MLA_OP_SPARSE_PREFILL ? 1 : 64,
+                                   .topk = dense ? 0 : 2048};
             printf("%10s", mla_supports(ctx, &problem) == MLA_OK ? "yes" : "-");
         }
         printf("\n");
@@ -108,10 +109,14 @@ static error_t parse_info(int key, char *arg, struct argp_state *state)
 int cmd_info(int argc, char **argv)
 {
     static const struct argp argp = {
-        0, parse_info, "",
+        0,
+        parse_info,
+        "",
         "Prints the library's version, the processor with its instruction sets, the GPUs, and the "
         "kernels that each offers.",
-        tool_options_child, 0, 0};
+        tool_options_child,
+        0,
+        0};
     tool_options options = {.device = 0};
     tool_parse(&argp, "mla info", argc, argv, &options);
 

@@ -46,8 +46,9 @@ static error_t parse_pack(int key, char *arg, struct argp_state *state)
         return 0;
     case ARGP_KEY_END:
         if (args->in == NULL || args->out == NULL) {
-            argp_error(state, "say what to read and what to write: mla %s IN.safetensors -o "
-                              "OUT.safetensors",
+            argp_error(state,
+                       "say what to read and what to write: mla %s IN.safetensors -o "
+                       "OUT.safetensors",
                        args->unpack ? "unpack" : "pack");
         }
         return 0;
@@ -132,16 +133,17 @@ static int pack(const pack_args *args, decode_input *in, const engine *runner)
     if (!right_dtype || dims < 2 || dims > 4 || rows->bytes == 0 ||
         (native ? d_qk != 576 && d_qk != 512 : d_qk != wanted || h_kv != 1)) {
         decode_wrong(in, rows, "BF16%s [tokens, %s%s] for %s rows", native ? " or F16" : "",
-                     native ? "h_kv, " : "", native ? "576 or 512" : wanted == 576 ? "576" : "512",
+                     native ? "h_kv, " : "",
+                     native          ? "576 or 512"
+                     : wanted == 576 ? "576"
+                                     : "512",
                      tool_format_name(args->kv_format));
         return TOOL_BAD_INPUT;
     }
     int64_t tokens = (int64_t)(rows->bytes / 2) / (h_kv * d_qk);
     int64_t page_size = args->page_size > 0 ? args->page_size : DEFAULT_PAGE;
     int64_t num_pages = (tokens + page_size - 1) / page_size;
-    int64_t row_bytes = native                                ? h_kv * d_qk * 2
-                        : args->kv_format == MLA_KV_FP8_656 ? 656
-                                                              : 584;
+    int64_t row_bytes = native ? h_kv * d_qk * 2 : args->kv_format == MLA_KV_FP8_656 ? 656 : 584;
     size_t cache_bytes = (size_t)(num_pages * page_size * row_bytes);
     if (!decode_bind(in, TENSOR_KV, rows)) {
         return TOOL_FAILED;
@@ -236,12 +238,17 @@ int cmd_pack(int argc, char **argv)
         {"page-size", KEY_PAGE, "N", 0, "Tokens of a page, default 64", 1},
         {0, 0, 0, 0, 0, 0}};
     static const struct argp argp = {
-        options, parse_pack, "IN.safetensors -o OUT.safetensors",
-        "Writes the rows of tensor kv (or kv_cache), BF16 [tokens, 576 or 512], into a cache: row i "
+        options,
+        parse_pack,
+        "IN.safetensors -o OUT.safetensors",
+        "Writes the rows of tensor kv (or kv_cache), BF16 [tokens, 576 or 512], into a cache: row "
+        "i "
         "goes to slot i. fp8_656 takes 576 values a token, fp8_584 takes 512; the result is "
         "kv_cache, U8 [pages, page, 656 or 584], as `mla decode` reads it.\v"
         "Rows of the last page that no token fills are zero.",
-        tool_options_child, 0, 0};
+        tool_options_child,
+        0,
+        0};
     pack_args args = {.kv_format = MLA_KV_FP8_656};
     tool_parse(&argp, "mla pack", argc, argv, &args);
     return run(&args);
@@ -255,10 +262,14 @@ int cmd_unpack(int argc, char **argv)
         {"tokens", KEY_TOKENS, "N", 0, "Only the first N slots", 1},
         {0, 0, 0, 0, 0, 0}};
     static const struct argp argp = {
-        options, parse_pack, "IN.safetensors -o OUT.safetensors",
+        options,
+        parse_pack,
+        "IN.safetensors -o OUT.safetensors",
         "Reads a cache, tensor kv_cache of U8 or F8_E4M3 [pages, page, 656 or 584] (or native "
         "rows), back into rows: kv, BF16 [tokens, 1, 576 or 512].",
-        tool_options_child, 0, 0};
+        tool_options_child,
+        0,
+        0};
     pack_args args = {.unpack = true};
     tool_parse(&argp, "mla unpack", argc, argv, &args);
     return run(&args);

@@ -44,8 +44,8 @@ static error_t parse_plan(int key, char *arg, struct argp_state *state)
         state->child_inputs[0] = &args->options;
         return 0;
     case KEY_SEQLENS:
-        args->num_listed =
-            tool_parse_list(state, "--seqlens", arg, 0, INT32_MAX, args->listed, MAX_LISTED);
+        args->num_listed = tool_parse_list(state, "--seqlens", arg, 0, INT32_MAX, args->listed,
+                                           MAX_LISTED);
         return 0;
     case KEY_BATCH:
         args->batch = tool_parse_int(state, "--batch", arg, 1, 10000000);
@@ -154,8 +154,8 @@ static void print_part(const plan_view *view, int64_t index)
     }
     double share = (double)part->num_blocks / (double)view->most_blocks;
     printf("%5lld   %8lld:%-6d %8lld:%-6d %8d  %5.1f%%  ", (long long)index,
-           (long long)part->begin_req, part->begin_block, (long long)part->end_req,
-           part->end_block, part->num_blocks, 100.0 * share);
+           (long long)part->begin_req, part->begin_block, (long long)part->end_req, part->end_block,
+           part->num_blocks, 100.0 * share);
     for (int column = 0; column < (int)(share * 24.0 + 0.5); column++) {
         putchar('#');
     }
@@ -172,8 +172,8 @@ static void print_plan(const plan_view *view, const engine *runner)
     printf("%s\n%lld requests, %lld tokens, %lld blocks of %d tokens, in %lld parts\n\n", who,
            (long long)view->num_reqs, (long long)view->total_tokens, (long long)view->total_blocks,
            MLA_BLOCK_TOKENS, (long long)view->num_parts);
-    printf("%5s   %8s:%-6s %8s:%-6s %8s  %6s\n", "part", "from", "block", "up to", "block", "blocks",
-           "load");
+    printf("%5s   %8s:%-6s %8s:%-6s %8s  %6s\n", "part", "from", "block", "up to", "block",
+           "blocks", "load");
     for (int64_t i = 0; i < view->num_parts && i < MAX_PRINTED; i++) {
         print_part(view, i);
     }
@@ -202,12 +202,16 @@ int cmd_plan(int argc, char **argv)
         {"svg", KEY_SVG, "FILE", 0, "Draw the plan", 1},
         {0, 0, 0, 0, 0, 0}};
     static const struct argp argp = {
-        options, parse_plan, "",
+        options,
+        parse_plan,
+        "",
         "Shows how a batch of requests is cut over the parts (CPU threads, GPU multiprocessors) "
         "that work at the same time: every request's blocks of 64 tokens are laid end to end and "
         "cut into parts of about equal cost.\v"
         "Example: mla plan --seqlens 100,5000,30000,200 --parts 8 --svg plan.svg",
-        tool_options_child, 0, 0};
+        tool_options_child,
+        0,
+        0};
     plan_args *args = tool_alloc(1, sizeof *args);
     args->mean = 4096.0;
     args->sigma = 2048.0;
@@ -223,10 +227,17 @@ int cmd_plan(int argc, char **argv)
     }
     int64_t count;
     int32_t *lengths = make_lengths(args, &count);
-    mla_problem problem = {.struct_size = sizeof problem, .op = MLA_OP_DENSE_DECODE,
-                           .dtype = MLA_DTYPE_BF16, .batch = count, .s_q = args->s_q,
-                           .h_q = args->h_q, .h_kv = args->h_kv, .d_qk = 576, .d_v = 512,
-                           .page_size = 64, .num_parts = (int32_t)args->parts,
+    mla_problem problem = {.struct_size = sizeof problem,
+                           .op = MLA_OP_DENSE_DECODE,
+                           .dtype = MLA_DTYPE_BF16,
+                           .batch = count,
+                           .s_q = args->s_q,
+                           .h_q = args->h_q,
+                           .h_kv = args->h_kv,
+                           .d_qk = 576,
+                           .d_v = 512,
+                           .page_size = 64,
+                           .num_parts = (int32_t)args->parts,
                            .batch_invariant = args->batch_invariant};
     mla_plan plan = {.buffer = NULL};
     plan_view view = {.lengths = lengths, .num_reqs = count};

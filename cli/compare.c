@@ -80,8 +80,7 @@ static void conclude(comparison *result, const out_sums *sums)
     if (sums->want_want > 0.0) {
         result->out_norm = sqrt(sums->diff_diff / sums->want_want);
         /* 1 - 2 x.y / (x.x + y.y), which is what the tolerance of 5e-6 was stated for. */
-        result->out_cosine =
-            1.0 - 2.0 * sums->got_want / (sums->got_got + sums->want_want);
+        result->out_cosine = 1.0 - 2.0 * sums->got_want / (sums->got_got + sums->want_want);
     }
     double norm_share = result->out_norm / norm_allowed;
     double cosine_share = result->out_cosine / cosine_allowed;
@@ -133,9 +132,9 @@ void compare_rows(const batch *input, const mla_tensors *got, const mla_tensors 
 }
 
 /* Marks the bytes of `block` that belong to an element, then looks for changes in the others. */
-static bool surroundings_untouched(const guarded_memory *block, size_t offset, const int64_t dims[4],
-                                   const int64_t strides[3], size_t elem_bytes, const char *name,
-                                   comparison *result)
+static bool surroundings_untouched(const guarded_memory *block, size_t offset,
+                                   const int64_t dims[4], const int64_t strides[3],
+                                   size_t elem_bytes, const char *name, comparison *result)
 {
     uint8_t *owned = tool_alloc(block->bytes, 1);
     for (int64_t r = 0; r < dims[0]; r++) {

@@ -13,11 +13,11 @@ typedef struct row_range {
 
 typedef struct comparison {
     bool passed;
-    double worst_share;   /* largest error as a share of what is allowed; above 1 is a failure */
-    double out_norm;      /* ||got - want|| / ||want|| of out */
-    double out_cosine;    /* 1 - cosine of the angle between got and want */
-    double lse_error;     /* largest |got - want| of lse */
-    char worst[160];      /* the worst element: which, where, what it is and should be */
+    double worst_share; /* largest error as a share of what is allowed; above 1 is a failure */
+    double out_norm;    /* ||got - want|| / ||want|| of out */
+    double out_cosine;  /* 1 - cosine of the angle between got and want */
+    double lse_error;   /* largest |got - want| of lse */
+    char worst[160];    /* the worst element: which, where, what it is and should be */
 } comparison;
 
 /*

@@ -21,9 +21,17 @@ bool decode_wrong(const decode_input *in, const st_tensor *tensor, const char *f
     return false;
 }
 
+/* Also says what is there instead: most often the name is only misspelt. */
 static bool missing(const decode_input *in, const char *name, const char *expected)
 {
-    tool_error("%s: tensor '%s' is missing: expected %s", in->path, name, expected);
+    char names[256] = "nothing";
+    size_t used = 0;
+    for (int32_t i = 0; i < in->file.num_tensors && used < sizeof names; i++) {
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%.40s", i > 0 ? ", " : "",
+                                 in->file.tensors[i].name);
+    }
+    tool_error("%s: tensor '%s' is missing: expected %s; the file holds %s", in->path, name,
+               expected, names);
     return false;
 }
 
@@ -85,8 +93,8 @@ static bool bind_ints(decode_input *in, tensor_id id, const st_tensor *tensor)
         memcpy(&value, tensor->data + i * sizeof value, sizeof value);
         values[i] = value >= INT32_MIN && value <= INT32_MAX ? (int32_t)value : -1;
     }
-    in->input.memory[id] =
-        (guarded_memory){.data = (uint8_t *)values, .bytes = count * sizeof *values};
+    in->input.memory[id] = (guarded_memory){.data = (uint8_t *)values,
+                                            .bytes = count * sizeof *values};
     return true;
 }
 
@@ -140,20 +148,30 @@ static bool read_fp8_layout(const decode_input *in, const st_tensor *tensor, int
     if (dims == 2 && page_size > 0) {
         int64_t page_584 = mla_page_bytes(MLA_KV_FP8_584, MLA_DTYPE_BF16, page_size, 1, 512);
         if (row == ROW_656 && shape[0] % page_size == 0) {
-            *layout = (cache_layout){MLA_KV_FP8_656, 0, shape[0] / page_size, page_size, 1, 576,
+            *layout = (cache_layout){MLA_KV_FP8_656,     0, shape[0] / page_size, page_size, 1, 576,
                                      page_size * ROW_656};
             return true;
         }
         if (row == page_584 || row == page_size * ROW_656) {
             bool is_584 = row == page_584;
-            *layout = (cache_layout){is_584 ? MLA_KV_FP8_584 : MLA_KV_FP8_656, 0, shape[0],
-                                     page_size, 1, is_584 ? 512 : 576, row};
+            *layout = (cache_layout){is_584 ? MLA_KV_FP8_584 : MLA_KV_FP8_656,
+                                     0,
+                                     shape[0],
+                                     page_size,
+                                     1,
+                                     is_584 ? 512 : 576,
+                                     row};
             return true;
         }
     } else if ((dims == 3 || (dims == 4 && shape[2] == 1)) && (row == ROW_656 || row == ROW_584) &&
                shape[1] > 0) {
-        *layout = (cache_layout){row == ROW_656 ? MLA_KV_FP8_656 : MLA_KV_FP8_584, 0, shape[0],
-                                 shape[1], 1, row == ROW_656 ? 576 : 512, shape[1] * row};
+        *layout = (cache_layout){row == ROW_656 ? MLA_KV_FP8_656 : MLA_KV_FP8_584,
+                                 0,
+                                 shape[0],
+                                 shape[1],
+                                 1,
+                                 row == ROW_656 ? 576 : 512,
+                                 shape[1] * row};
         return true;
     }
     return decode_wrong(in, tensor, "FP8 rows as %s", expected);
@@ -173,11 +191,11 @@ bool cache_layout_read(const decode_input *in, const st_tensor *tensor, int64_t 
     bool ok = native_dtype(tensor, &dtype) && (d_qk == 576 || d_qk == 512);
     if (ok && (flat_dims == 2 || flat_dims == 3) && shape[0] % page_size == 0) {
         int64_t h_kv = dims == 3 ? shape[1] : 1;
-        *layout = (cache_layout){MLA_KV_NATIVE, dtype, shape[0] / page_size, page_size, h_kv, d_qk,
-                                 page_size * h_kv * d_qk};
+        *layout = (cache_layout){MLA_KV_NATIVE, dtype, shape[0] / page_size,   page_size,
+                                 h_kv,          d_qk,  page_size * h_kv * d_qk};
     } else if (ok && page_size == 0 && (dims == 3 || dims == 4) && shape[1] > 0) {
         int64_t h_kv = dims == 4 ? shape[2] : 1;
-        *layout = (cache_layout){MLA_KV_NATIVE, dtype, shape[0], shape[1], h_kv, d_qk,
+        *layout = (cache_layout){MLA_KV_NATIVE,         dtype, shape[0], shape[1], h_kv, d_qk,
                                  shape[1] * h_kv * d_qk};
     } else {
         ok = false;
@@ -204,8 +222,7 @@ static bool read_pool(decode_input *in, tensor_id id, const char *name, int64_t 
         return false;
     }
     if (layout->d_qk != problem->d_qk) {
-        return decode_wrong(in, tensor, "rows of %lld values, as q has",
-                            (long long)problem->d_qk);
+        return decode_wrong(in, tensor, "rows of %lld values, as q has", (long long)problem->d_qk);
     }
     if (layout->kv_format == MLA_KV_NATIVE && layout->dtype != problem->dtype) {
         return decode_wrong(in, tensor, "the dtype of q");
@@ -386,11 +403,17 @@ static void fill_rest(decode_input *in)
     batch *input = &in->input;
     const mla_problem *problem = &input->problem;
     mla_tensors *tensors = &input->tensors;
-    input->spec = (batch_spec){.op = problem->op, .dtype = problem->dtype,
-                               .kv_format = problem->kv_format, .batch = problem->batch,
-                               .s_q = problem->s_q, .h_q = problem->h_q, .h_kv = problem->h_kv,
-                               .d_qk = problem->d_qk, .page_size = problem->page_size,
-                               .topk = problem->topk, .extra_topk = problem->extra_topk,
+    input->spec = (batch_spec){.op = problem->op,
+                               .dtype = problem->dtype,
+                               .kv_format = problem->kv_format,
+                               .batch = problem->batch,
+                               .s_q = problem->s_q,
+                               .h_q = problem->h_q,
+                               .h_kv = problem->h_kv,
+                               .d_qk = problem->d_qk,
+                               .page_size = problem->page_size,
+                               .topk = problem->topk,
+                               .extra_topk = problem->extra_topk,
                                .causal = problem->causal};
     const int64_t widths[3] = {problem->d_qk, D_V, 1};
     int64_t *const strides[3] = {tensors->q_stride, tensors->out_stride, tensors->lse_stride};

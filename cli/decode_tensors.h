@@ -25,8 +25,8 @@ typedef struct cache_layout {
 typedef struct decode_input {
     const char *path;
     st_file file;
-    batch input;                 /* memory[] points into the file or to `owned` */
-    void *owned[TENSOR_COUNT];   /* converted or realigned tensors */
+    batch input;               /* memory[] points into the file or to `owned` */
+    void *owned[TENSOR_COUNT]; /* converted or realigned tensors */
     const st_tensor *used[TENSOR_COUNT];
 } decode_input;
 

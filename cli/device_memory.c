@@ -207,8 +207,8 @@ bool guarded_alloc(guarded_memory *memory, size_t bytes, size_t alignment)
     *memory = (guarded_memory){.bytes = bytes, .map_bytes = inner + 2 * page};
     memory->map = mmap(NULL, memory->map_bytes, PROT_NONE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory->map == MAP_FAILED ||
-        (inner > 0 && mprotect((uint8_t *)memory->map + page, inner, PROT_READ | PROT_WRITE) != 0)) {
+    if (memory->map == MAP_FAILED || (inner > 0 && mprotect((uint8_t *)memory->map + page, inner,
+                                                            PROT_READ | PROT_WRITE) != 0)) {
         tool_error("cannot map %zu bytes of memory", memory->map_bytes);
         guarded_free(memory);
         return false;

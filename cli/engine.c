@@ -50,8 +50,9 @@ static bool place_tensors(job *work, const batch *input, batch_outputs *outputs)
 {
     const memory_space *memory = &work->runner->memory;
     for (int id = 0; id < TENSOR_COUNT; id++) {
-        const guarded_memory *block =
-            id < TENSOR_FIRST_OUTPUT ? &input->memory[id] : &outputs->memory[id - TENSOR_FIRST_OUTPUT];
+        const guarded_memory *block = id < TENSOR_FIRST_OUTPUT
+                                          ? &input->memory[id]
+                                          : &outputs->memory[id - TENSOR_FIRST_OUTPUT];
         if (block->bytes == 0) {
             continue;
         }

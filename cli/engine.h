@@ -46,7 +46,7 @@ mla_status job_open_placed(job *work, const engine *runner, const mla_problem *p
 mla_status job_plan(job *work);
 mla_status job_run(job *work);   /* enqueues; on the CPU the result is there on return */
 bool job_fetch(const job *work); /* waits, and copies the outputs to the host */
-void job_close(job *work);        /* a job that is all zero is allowed */
+void job_close(job *work);       /* a job that is all zero is allowed */
 
 /* All of it, once: open, plan, run, fetch, close. */
 mla_status job_once(const engine *runner, const batch *input, batch_outputs *outputs);

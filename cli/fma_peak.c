@@ -83,7 +83,8 @@ __attribute__((target("avx512f,avx512bf16"))) static void loop_avx512_bf16(void)
 {
     /* The bits of bf16 0.01 and -0.01 by turns, so that sums neither grow nor vanish. */
     __m512bh a, b;
-    const __m512i a_bits = _mm512_set1_epi32(0x3c243c24), b_bits = _mm512_set1_epi32((int)0xbc243c24);
+    const __m512i a_bits = _mm512_set1_epi32(0x3c243c24),
+                  b_bits = _mm512_set1_epi32((int)0xbc243c24);
     memcpy(&a, &a_bits, sizeof a);
     memcpy(&b, &b_bits, sizeof b);
 #define DECLARE(i) __m512 acc##i = _mm512_set1_ps((float)i);

@@ -57,8 +57,8 @@ openblas_baseline *openblas_open(uint32_t isa_available)
     for (size_t i = 0; blas->library == NULL && i < 2; i++) {
         blas->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
     }
-    const char *const symbols[] = {"cblas_sgemm", "openblas_set_num_threads",
-                                   "openblas_get_config", "openblas_get_corename"};
+    const char *const symbols[] = {"cblas_sgemm", "openblas_set_num_threads", "openblas_get_config",
+                                   "openblas_get_corename"};
     void *const slots[] = {&blas->sgemm, &blas->set_num_threads, &blas->get_config,
                            &blas->get_corename};
     for (size_t i = 0; blas->library != NULL && i < 4; i++) {
@@ -121,11 +121,11 @@ static float exp_row(float *row, int64_t count, float max)
         /* Adding 1.5 * 2^23 leaves the nearest whole number in the low bits. */
         float shifted = x + 12582912.0f;
         float rest = x - (shifted - 12582912.0f);
-        float power = 1.0f + rest * (0.693147182f +
-                                     rest * (0.240226462f +
-                                             rest * (0.0555028617f +
-                                                     rest * (0.00961881271f +
-                                                             rest * 0.00133943092f))));
+        float power = 1.0f +
+                      rest * (0.693147182f +
+                              rest * (0.240226462f +
+                                      rest * (0.0555028617f +
+                                              rest * (0.00961881271f + rest * 0.00133943092f))));
         uint32_t bits;
         memcpy(&bits, &shifted, sizeof bits);
         bits = (bits - 0x4b400000u + 127u) << 23;
@@ -280,8 +280,8 @@ static void join_items(const mla_problem *problem, const work_item *items, int64
             weight += factors[i] * items[i].weights[row];
         }
         int64_t head = items->kv_head * group + row % group;
-        uint16_t *to = out + ((items->request * problem->s_q + row / group) * problem->h_q + head) *
-                                 D_V;
+        uint16_t *to = out +
+                       ((items->request * problem->s_q + row / group) * problem->h_q + head) * D_V;
         for (int64_t column = 0; column < D_V; column++) {
             float value = 0.0f;
             for (int64_t i = 0; i < splits; i++) {
@@ -327,9 +327,9 @@ bool openblas_run(openblas_baseline *blas, const mla_problem *problem, const mla
         int64_t end = blocks * (i % splits + 1) / splits * BLOCK;
         int64_t length = tensors->seqlens[request];
         float *sums = blas->memory + (size_t)num_threads * thread_floats + (size_t)i * item_floats;
-        items[i] = (work_item){request, i / splits % problem->h_kv, begin,
-                               end < length ? end : length, sums, sums + rows * D_V,
-                               sums + rows * (D_V + 1)};
+        items[i] = (work_item){
+            request,           i / splits % problem->h_kv, begin, end < length ? end : length, sums,
+            sums + rows * D_V, sums + rows * (D_V + 1)};
     }
 #pragma omp parallel num_threads(num_threads)
     {

@@ -98,13 +98,12 @@ bool plan_draw(const char *svg_path, const plan_view *view)
             "set title \"%lld requests, %lld tokens, cut into %lld parts: balance %.1f %%\" "
             "font ',16'\n"
             "set label 1 'each bar is a part, each colour and number a request; the dashed line is "
-            "the mean load' at graph 0.5,screen %.4f center textcolor rgb '#555555'\n"
+            "the mean load' at graph 0.5,1 offset 0,0.7 center textcolor rgb '#555555'\n"
             "set tmargin 4.5\nset xlabel 'load, blocks of 64 tokens'\nset ylabel 'part'\n"
             "set xrange [0:%g]\nset yrange [%g:-0.7]\nset style fill solid 1.0 border rgb "
             "'white'\nunset key\nset grid noytics\n",
             (long long)view->num_reqs, (long long)view->total_tokens, (long long)view->num_parts,
-            100.0 * view->balance, 1.0 - 52.0 / height, 1.12 * (double)view->most_blocks,
-            (double)bars - 0.3);
+            100.0 * view->balance, 1.12 * (double)view->most_blocks, (double)bars - 0.3);
     if (labelled) {
         fprintf(script, "set ytics 1\n");
     }
@@ -120,8 +119,7 @@ bool plan_draw(const char *svg_path, const plan_view *view)
     }
     fprintf(script, "EOD\n$loads << EOD\n-1 -1 0\n");
     for (int64_t i = 0; labelled && i < bars; i++) {
-        fprintf(script, "%g %lld %d\n",
-                (double)view->parts[i].num_blocks + 0.01 * (double)view->most_blocks, (long long)i,
+        fprintf(script, "%g %lld %d\n", 1.02 * (double)view->most_blocks, (long long)i,
                 view->parts[i].num_blocks);
     }
     fprintf(script,

@@ -58,8 +58,8 @@ void gnuplot_text(FILE *script, const char *text)
     fputc('"', script);
 }
 
-static void draw_roof(FILE *script, const char *name, double gflops, double memory_gbs,
-                      double from, double to)
+static void draw_roof(FILE *script, const char *name, double gflops, double memory_gbs, double from,
+                      double to)
 {
     double knee = gflops / memory_gbs;
     fprintf(script, "$%s << EOD\n", name);
@@ -72,7 +72,7 @@ static void draw_roof(FILE *script, const char *name, double gflops, double memo
 bool roofline_draw(const char *svg_path, const roofline *picture)
 {
     assert(picture->num_points > 0 && picture->peak_gflops > 0.0 && picture->memory_gbs > 0.0);
-    FILE *script = gnuplot_open(svg_path, 1080, 600);
+    FILE *script = gnuplot_open(svg_path, 1180, 600);
     if (script == NULL) {
         return false;
     }
@@ -91,7 +91,7 @@ bool roofline_draw(const char *svg_path, const roofline *picture)
     fprintf(script, " font ',16'\nset label 1 ");
     gnuplot_text(script, picture->subtitle);
     fprintf(script,
-            " at graph 0.5,1.025 center textcolor rgb '#555555'\nset tmargin 4.5\n"
+            " at graph 0.5,1 offset 0,0.7 center textcolor rgb '#555555'\nset tmargin 4.5\n"
             "set logscale xy\nset xrange [%g:%g]\nset yrange [%g:%g]\n"
             "set xlabel 'arithmetic intensity, FLOP per byte of cache, queries and output'\n"
             "set ylabel 'speed, GFLOP/s'\n"

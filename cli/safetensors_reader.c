@@ -244,7 +244,7 @@ static bool read_entries(st_file *file, const cJSON *root, size_t data_at)
             return false;
         }
     }
-    return check_tiling(file, data_at) && check_names(file);
+    return check_names(file) && check_tiling(file, data_at);
 }
 
 bool st_parse(st_file *file, const uint8_t *bytes, size_t size)
@@ -258,8 +258,9 @@ bool st_parse(st_file *file, const uint8_t *bytes, size_t size)
         header_bytes = header_bytes << 8 | bytes[i];
     }
     if (header_bytes > MAX_HEADER_BYTES) {
-        return fail(file, "the header claims %llu bytes, more than the format allows; this is no "
-                          "safetensors file",
+        return fail(file,
+                    "the header claims %llu bytes, more than the format allows; this is no "
+                    "safetensors file",
                     (unsigned long long)header_bytes);
     }
     if (header_bytes > size - PREFIX_BYTES) {

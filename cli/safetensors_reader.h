@@ -1,7 +1,7 @@
 /*
  * Reads safetensors files: 8 bytes of header length, a JSON header, tensor data. Whatever the bytes
- * claim is checked against what is there; a file that passes can be used without further care. Needs
- * nothing but libc and cJSON.
+ * claim is checked against what is there; a file that passes can be used without further care.
+ * Needs nothing but libc and cJSON.
  */
 #ifndef MLA_CLI_SAFETENSORS_READER_H
 #define MLA_CLI_SAFETENSORS_READER_H
@@ -48,7 +48,7 @@ typedef struct st_file {
     const uint8_t *bytes;
     size_t size;
     bool mapped;
-    st_tensor *tensors; /* sorted by name */
+    st_tensor *tensors; /* in the order of their data */
     int32_t num_tensors;
     char error[320]; /* what is wrong, after a failure */
 } st_file;

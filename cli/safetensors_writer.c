@@ -21,14 +21,15 @@ static char *make_header(const st_tensor *tensors, int32_t num_tensors, size_t *
     for (int32_t i = 0; i < num_tensors; i++) {
         const st_tensor *tensor = &tensors[i];
         assert(strlen(tensor->name) < 128 && strpbrk(tensor->name, "\"\\") == NULL);
-        used += (size_t)snprintf(header + used, capacity - used, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[",
-                                 i == 0 ? "{" : ",", tensor->name, st_dtype_name(tensor->dtype));
+        used += (size_t)snprintf(header + used, capacity - used,
+                                 "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", i == 0 ? "{" : ",",
+                                 tensor->name, st_dtype_name(tensor->dtype));
         for (int32_t d = 0; d < tensor->num_dims; d++) {
             used += (size_t)snprintf(header + used, capacity - used, "%s%lld", d > 0 ? "," : "",
                                      (long long)tensor->shape[d]);
         }
-        used += (size_t)snprintf(header + used, capacity - used, "],\"data_offsets\":[%zu,%zu]}", at,
-                                 at + tensor->bytes);
+        used += (size_t)snprintf(header + used, capacity - used, "],\"data_offsets\":[%zu,%zu]}",
+                                 at, at + tensor->bytes);
         at += tensor->bytes;
     }
     used += (size_t)snprintf(header + used, capacity - used, "%s", num_tensors == 0 ? "{}" : "}");

@@ -116,23 +116,15 @@ static void fill_row(const mla_problem *p, double std, random_source *source, ca
 /* Writes the strides of a [batch, s_q, h_q, width] array and returns the elements it spans. */
 static int64_t set_strides(case_layout layout, const mla_problem *p, int64_t width, int64_t *stride)
 {
-    int64_t row = width;
-    switch (layout) {
-    case CASE_CONTIGUOUS:
-        stride[2] = row;
-        stride[1] = stride[2] * p->h_q;
-        stride[0] = stride[1] * p->s_q;
-        break;
-    case CASE_GAPS:
-        stride[2] = row + 3;
-        stride[1] = stride[2] * p->h_q + 5;
-        stride[0] = stride[1] * p->s_q + 7;
-        break;
-    case CASE_HEAD_MAJOR:
-        stride[1] = row;
+    int64_t gap = layout == CASE_GAPS ? 1 : 0;
+    if (layout == CASE_HEAD_MAJOR) {
+        stride[1] = width;
         stride[0] = stride[1] * p->s_q;
         stride[2] = stride[0] * p->batch;
-        break;
+    } else {
+        stride[2] = width + 3 * gap;
+        stride[1] = stride[2] * p->h_q + 5 * gap;
+        stride[0] = stride[1] * p->s_q + 7 * gap;
     }
     return (p->batch - 1) * stride[0] + (p->s_q - 1) * stride[1] + (p->h_q - 1) * stride[2] + width;
 }
@@ -359,8 +351,9 @@ static int32_t *make_indices(const mla_problem *p, const case_options *o, int64_
     for (int64_t i = 0; i < entries; i++) {
         bool hole = num_slots == 0 || random_below(source, 100) < o->hole_percent;
         int32_t past_pool = (int32_t)(num_slots + random_below(source, 3));
-        indices[i] = !hole ? (int32_t)random_below(source, num_slots)
-                           : i % 2 == 0 ? past_pool : wild_int(i);
+        indices[i] = !hole        ? (int32_t)random_below(source, num_slots)
+                     : i % 2 == 0 ? past_pool
+                                  : wild_int(i);
     }
     if (o->indices_gap != 0) {
         stride[2] = row;
@@ -394,7 +387,8 @@ static void make_sparse(attention_case *c, const case_options *o, random_source 
     for (int64_t slot = 0; slot < num_slots; slot++) {
         fill_slot(c, o, &t->extra_kv, p->extra_page_size, slot, source);
     }
-    c->extra_indices = make_indices(p, o, p->extra_topk, num_slots, t->extra_indices_stride, source);
+    c->extra_indices = make_indices(p, o, p->extra_topk, num_slots, t->extra_indices_stride,
+                                    source);
     t->extra_indices = c->extra_indices;
     if (o->extra_topk_length != NULL) {
         t->extra_topk_length = copy_ints(o->extra_topk_length, num_lengths);

@@ -25,12 +25,12 @@ typedef struct case_options {
     int64_t extra_pool_pages;   /* with extra_topk */
     const int32_t *topk_length; /* sparse, may be NULL; as in mla_lengths */
     const int32_t *extra_topk_length;
-    int hole_percent;         /* sparse: share of indices that are -1 or outside the pool */
-    int64_t spare_columns;    /* dense: entries of a block-table row past the longest request */
-    int64_t table_gap;        /* dense: elements between block-table rows */
-    int64_t page_gap_elems;   /* added to the page stride; FP8 rows: bytes */
-    int64_t token_gap_elems;  /* added to the token stride; not for 584-byte rows */
-    int64_t indices_gap;      /* sparse: elements between rows of indices */
+    int hole_percent;        /* sparse: share of indices that are -1 or outside the pool */
+    int64_t spare_columns;   /* dense: entries of a block-table row past the longest request */
+    int64_t table_gap;       /* dense: elements between block-table rows */
+    int64_t page_gap_elems;  /* added to the page stride; FP8 rows: bytes */
+    int64_t token_gap_elems; /* added to the token stride; not for 584-byte rows */
+    int64_t indices_gap;     /* sparse: elements between rows of indices */
 } case_options;
 
 typedef struct attention_case {

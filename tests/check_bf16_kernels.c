@@ -15,7 +15,13 @@ extern const mla_cpu_kernel mla_amx_bf16_emulated_kernel;
 
 enum { MAX_KEYS = 1100, D_V = MLA_D_V };
 
-typedef enum list_kind { DENSE_LINEAR, DENSE_PAGED, DENSE_STRIDED, SPARSE, SPARSE_TWO_POOLS } list_kind;
+typedef enum list_kind {
+    DENSE_LINEAR,
+    DENSE_PAGED,
+    DENSE_STRIDED,
+    SPARSE,
+    SPARSE_TWO_POOLS
+} list_kind;
 
 typedef enum visible_keys { ALL_KEYS, STAIRS, SOME_BLIND } visible_keys;
 
@@ -30,8 +36,8 @@ typedef struct check_case {
     visible_keys visibility;
     poison_kind poison;
     float q_std, kv_std;
-    float scale;       /* 0: 1 / sqrt(d_qk) */
-    float fp8_scale;   /* 656-byte rows: 0: as the writer chooses; else all scales become this */
+    float scale;     /* 0: 1 / sqrt(d_qk) */
+    float fp8_scale; /* 656-byte rows: what the writer's scales are multiplied by; 0: nothing */
 } check_case;
 
 /* ---- Data ---- */
@@ -76,7 +82,8 @@ static void *allocate(size_t bytes)
 
 static uint8_t *slot_data(const test_pool *pool, int64_t slot)
 {
-    return (uint8_t *)(uintptr_t)pool->pool.base + slot / pool->pool.page_size * pool->pool.page_stride +
+    return (uint8_t *)(uintptr_t)pool->pool.base +
+           slot / pool->pool.page_size * pool->pool.page_stride +
            slot % pool->pool.page_size * pool->pool.token_stride;
 }
 
@@ -94,6 +101,17 @@ static uint8_t *slot_scales(const test_pool *pool, mla_kv_format kv_format, int6
     return NULL;
 }
 
+/* Multiplies the scales of a 656-byte row; a zero scale here and there. */
+static void change_scales(float factor, int64_t slot, uint8_t *scales)
+{
+    for (int i = 0; i < MLA_FP8_656_LATENT / MLA_FP8_656_GROUP; i++) {
+        float scale;
+        memcpy(&scale, scales + 4 * i, sizeof scale);
+        scale = (slot + i) % 7 == 0 ? 0.0f : scale * factor;
+        memcpy(scales + 4 * i, &scale, sizeof scale);
+    }
+}
+
 static test_pool make_pool(const check_case *c, int64_t num_slots, int64_t page_size)
 {
     int64_t row_bytes = c->kv_format == MLA_KV_FP8_656   ? MLA_FP8_656_BYTES
@@ -101,7 +119,8 @@ static test_pool make_pool(const check_case *c, int64_t num_slots, int64_t page_
                                                          : c->d_qk * 2;
     int64_t gap = c->list == DENSE_STRIDED && c->kv_format == MLA_KV_NATIVE ? 34 : 0;
     int64_t pages = (num_slots + page_size - 1) / page_size;
-    test_pool pool = {.pool = {.token_stride = row_bytes + gap, .page_size = page_size,
+    test_pool pool = {.pool = {.token_stride = row_bytes + gap,
+                               .page_size = page_size,
                                .num_slots = pages * page_size}};
     pool.pool.page_stride = page_size * pool.pool.token_stride;
     if (c->kv_format == MLA_KV_FP8_584) {
@@ -116,11 +135,9 @@ static test_pool make_pool(const check_case *c, int64_t num_slots, int64_t page_
         uint16_t values[MLA_D_QK_MAX];
         random_row(c->d_qk, c->kv_std, values);
         uint8_t *scales = slot_scales(&pool, c->kv_format, slot);
-        mla_row_encode(c->kv_format, MLA_DTYPE_BF16, c->d_qk, values, slot_data(&pool, slot),
-                       scales);
-        for (int i = 0; i < 4 && c->fp8_scale != 0.0f && c->kv_format == MLA_KV_FP8_656; i++) {
-            float scale = i == 1 ? 0.0f : c->fp8_scale;
-            memcpy(scales + 4 * i, &scale, sizeof scale);
+        mla_row_encode(c->kv_format, c->d_qk, values, slot_data(&pool, slot), scales);
+        if (c->fp8_scale != 0.0f) {
+            change_scales(c->fp8_scale, slot, scales);
         }
     }
     return pool;
@@ -142,6 +159,7 @@ static void poison_slot(const test_pool *pool, const check_case *c, int64_t slot
 
 typedef struct reference_row {
     double out[D_V], lse, max;
+    bool tie; /* rounding S alone moves the weights by more than the tolerance of out */
 } reference_row;
 
 static void reference(const mla_cpu_job *job, int32_t row, const float (*keys)[MLA_D_QK_MAX],
@@ -167,6 +185,9 @@ static void reference(const mla_cpu_job *job, int32_t row, const float (*keys)[M
             result->out[d] += weights[key] / sum * keys[key][d];
         }
     }
+    /* At logits of 1e4 one rounding of float32 is 1e-3: keys closer than a few nats share the weight
+     * in proportions that no FP32 sum determines. */
+    result->tie = num_keys > 0 && fabs(max) > 1e3 && sum > 1.0 + 1e-6;
     result->max = max;
     result->lse = num_keys > 0 ? max + log(sum) : -INFINITY;
 }
@@ -174,12 +195,12 @@ static void reference(const mla_cpu_job *job, int32_t row, const float (*keys)[M
 /* ---- Comparison ---- */
 
 typedef struct errors {
-    double out_rel;     /* ||delta|| / ||ref|| */
-    double out_over;    /* largest |delta| / (8e-4 + 2.01/128 |ref|) */
-    double lse_over;    /* largest |delta| / (1e-6 + 8.01/65536 |lse|) */
+    double out_rel;  /* ||delta|| / ||ref|| */
+    double out_over; /* largest |delta| / (8e-4 + 2.01/128 |ref|) */
+    double lse_over; /* largest |delta| / (1e-6 + 8.01/65536 |lse|) */
     double cosine;
     double max_over;
-    int bad;            /* rows with a non-finite or non-zero value where none may be */
+    int bad; /* rows with a non-finite or non-zero value where none may be */
 } errors;
 
 static void compare_row(const mla_cpu_job *job, int32_t row, const reference_row *ref, errors *e,
@@ -208,7 +229,9 @@ static void compare_row(const mla_cpu_job *job, int32_t row, const reference_row
             continue;
         }
         e->bad += !isfinite(out);
-        e->out_over = fmax(e->out_over, delta / (8e-4 + 2.01 / 128 * fabs(ref->out[d])));
+        if (!ref->tie) {
+            e->out_over = fmax(e->out_over, delta / (8e-4 + 2.01 / 128 * fabs(ref->out[d])));
+        }
         sums[0] += delta * delta;
         sums[1] += ref->out[d] * ref->out[d];
         sums[2] += out * ref->out[d];
@@ -318,7 +341,8 @@ static workload *make_workload(const check_case *c)
     for (int32_t row = 0; row < c->rows; row++) {
         w->q_rows[row] = w->q + row * c->d_qk;
         /* Whole list for the last row, less for those before; some rows may see nothing. */
-        int64_t behind = c->visibility == STAIRS ? (c->rows - 1 - row) / 3 : (c->rows - 1 - row) * 9;
+        int64_t behind = c->visibility == STAIRS ? (c->rows - 1 - row) / 3
+                                                 : (c->rows - 1 - row) * 9;
         w->row_keys[row] = c->end - behind;
         w->row_keys[row] = w->row_keys[row] < 0 ? 0 : w->row_keys[row];
     }
@@ -379,12 +403,14 @@ static bool run_kernel(const mla_cpu_kernel *kernel, const char *name, int numbe
     free(scratch);
     bool ok = within(&e) && repeats;
     if (!ok || getenv("MLA_VERBOSE") != NULL) {
-        printf("%s case %d %s: format %d d_qk %d rows %d keys [%d, %d) list %d visibility %d poison "
-               "%d std %g %g: out rel %.2e, elements %.3f, lse %.3f, max %.3f, cosine %.1e, bad %d%s\n",
-               ok ? "ok  " : "FAIL", number, name, (int)c->kv_format, (int)c->d_qk, c->rows,
-               (int)c->begin, (int)c->end, (int)c->list, (int)c->visibility, (int)c->poison,
-               c->q_std, c->kv_std, e.out_rel, e.out_over, e.lse_over, e.max_over, e.cosine, e.bad,
-               repeats ? "" : ", NOT REPEATABLE");
+        printf(
+            "%s case %d %s: format %d d_qk %d rows %d keys [%d, %d) list %d visibility %d poison "
+            "%d std %g %g: out rel %.2e, elements %.3f, lse %.3f, max %.3f, cosine %.1e, bad "
+            "%d%s\n",
+            ok ? "ok  " : "FAIL", number, name, (int)c->kv_format, (int)c->d_qk, c->rows,
+            (int)c->begin, (int)c->end, (int)c->list, (int)c->visibility, (int)c->poison, c->q_std,
+            c->kv_std, e.out_rel, e.out_over, e.lse_over, e.max_over, e.cosine, e.bad,
+            repeats ? "" : ", NOT REPEATABLE");
     }
     return ok;
 }
@@ -437,11 +463,11 @@ static check_case base_case(int format)
 static int check_counts(int *number)
 {
     static const int32_t rows[] = {1, 2, 3, 5, 16, 17, 33, 65, 127, 128};
-    static const int64_t counts[] = {1, 2, 63, 64, 65, 255, 257, 600};
+    static const int64_t counts[] = {1, 2, 63, 64, 65, 127, 129, 400};
     int failed = 0;
     for (int format = 0; format < 3; format++) {
         for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
-            for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
+            for (size_t k = r % 3; k < sizeof counts / sizeof *counts; k += 3) {
                 check_case c = base_case(format);
                 c.rows = rows[r];
                 c.begin = (int64_t)(r % 3) * 37;
@@ -465,10 +491,14 @@ static int check_magnitudes(int *number)
                 check_case c = base_case(format % 3);
                 c.d_qk = format == 3 ? 512 : c.d_qk;
                 c.kv_format = format == 3 ? MLA_KV_NATIVE : c.kv_format;
-                c.rows = 48;
-                c.end = keys == 0 ? 3 : keys == 1 ? 100 : 1000;
+                c.rows = 20;
+                c.end = keys == 0 ? 3 : keys == 1 ? 100 : 700;
                 c.q_std = c.kv_std = stds[i];
                 failed += check(&c, (*number)++);
+                c.kv_std = c.kv_std > 1.0f ? 1.0f : c.kv_std;
+                c.q_std = 10.0f;
+                failed += check(&c, (*number)++);
+                c.q_std = c.kv_std = stds[i];
                 c.scale = -0.02f;
                 failed += check(&c, (*number)++);
                 c.scale = 1e-45f;
@@ -489,9 +519,9 @@ static int check_visibility(int *number)
                     check_case c = base_case(format);
                     c.visibility = (visible_keys)visibility;
                     c.poison = (poison_kind)poison_number;
-                    c.rows = span == 0 ? 12 : 70;
-                    c.begin = span == 2 ? 520 : 0;
-                    c.end = span == 0 ? 40 : 530 + span;
+                    c.rows = span == 0 ? 12 : 50;
+                    c.begin = span == 2 ? 250 : 0;
+                    c.end = span == 0 ? 40 : 260 + span;
                     failed += check(&c, (*number)++);
                 }
             }
@@ -502,13 +532,18 @@ static int check_visibility(int *number)
 
 static int check_fp8_scales(int *number)
 {
-    static const float scales[] = {0.0123f, 1.0f / 3.0f, 0x1p-13f, 0x1p-126f, 0x1p100f, -0.5f, 1e-42f};
+    static const float scales[] = {1.23f, 1.0f / 3.0f, 0x1p-3f, -0.5f, 0.77f, 7e-9f, 1e-33f};
+    static const int64_t counts[] = {1, 40, 200, 700};
     int failed = 0;
     for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
-        check_case c = base_case(1);
-        c.fp8_scale = scales[i];
-        c.q_std = scales[i] > 1e3f ? 0x1p-110f : 1.0f;
-        failed += check(&c, (*number)++);
+        for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
+            check_case c = base_case(1);
+            c.rows = 20;
+            c.end = counts[k];
+            c.list = k % 2 == 0 ? DENSE_PAGED : SPARSE;
+            c.fp8_scale = scales[i];
+            failed += check(&c, (*number)++);
+        }
     }
     return failed;
 }

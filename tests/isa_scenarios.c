@@ -66,9 +66,8 @@ static void run_scenario_on_isa(void **state)
         forget_answers();
         known_scenario = test->scenario;
     }
-    mla_ctx_params params = {.struct_size = sizeof params,
-                             .backend = MLA_BACKEND_CPU,
-                             .isa_mask = (uint32_t)test->isa};
+    mla_ctx_params params = {
+        .struct_size = sizeof params, .backend = MLA_BACKEND_CPU, .isa_mask = (uint32_t)test->isa};
     mla_ctx *ctx;
     mla_status status = mla_ctx_create(&params, &ctx);
     if (status == MLA_ERR_UNSUPPORTED) {

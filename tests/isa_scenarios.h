@@ -14,12 +14,15 @@ typedef struct isa_scenario {
     void (*run)(mla_ctx *ctx);
 } isa_scenario;
 
-#define ISA_SCENARIO(function) {#function, function}
+#define ISA_SCENARIO(function)                                                                     \
+    {                                                                                              \
+#function, function                                                                        \
+    }
 
 /* Runs all scenarios on all ISAs; the value for main() to return. */
 int run_isa_scenarios(const char *group, const isa_scenario *scenarios, size_t count);
 
-#define RUN_ISA_SCENARIOS(scenarios) \
+#define RUN_ISA_SCENARIOS(scenarios)                                                               \
     run_isa_scenarios(__FILE__, scenarios, sizeof(scenarios) / sizeof((scenarios)[0]))
 
 /* A CPU context; num_threads 0 is the library's choice. Fails the test when there is none. */

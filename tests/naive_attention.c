@@ -109,7 +109,8 @@ static double dot(const float *a, const float *b, int64_t count)
             sums[j] += (double)a[i + j] * (double)b[i + j];
         }
     }
-    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
+           ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
 static void attend_row(const attention_case *c, const gathered_keys *keys, int64_t count,

@@ -18,8 +18,10 @@ static mla_status create(const mla_ctx_params *params)
 
 static mla_info info_of(uint32_t isa_mask, int32_t num_threads)
 {
-    mla_ctx_params params = {.struct_size = sizeof params, .backend = MLA_BACKEND_CPU,
-                             .isa_mask = isa_mask, .num_threads = num_threads};
+    mla_ctx_params params = {.struct_size = sizeof params,
+                             .backend = MLA_BACKEND_CPU,
+                             .isa_mask = isa_mask,
+                             .num_threads = num_threads};
     mla_info info = {.struct_size = sizeof info};
     mla_ctx *ctx;
     assert_int_equal(mla_ctx_create(&params, &ctx), MLA_OK);
@@ -61,8 +63,8 @@ static void the_mask_restricts(void **state)
             mla_isa used = info_of(bit | MLA_ISA_REFERENCE, 0).isa_used;
             assert_int_equal(used, bit);
         } else {
-            mla_ctx_params params = {.struct_size = sizeof params, .backend = MLA_BACKEND_CPU,
-                                     .isa_mask = bit};
+            mla_ctx_params params = {
+                .struct_size = sizeof params, .backend = MLA_BACKEND_CPU, .isa_mask = bit};
             assert_int_equal(create(&params), MLA_ERR_UNSUPPORTED);
             assert_non_null(strstr(mla_last_error(), "isa_mask"));
         }
@@ -93,8 +95,8 @@ static void the_environment_may_be_wrong(void **state)
         assert_non_null(strstr(mla_last_error(), "MLA_CPU_ISA"));
     }
     setenv("MLA_CPU_ISA", "portable", 1); /* nothing is left of the mask */
-    mla_ctx_params params = {.struct_size = sizeof params, .backend = MLA_BACKEND_CPU,
-                             .isa_mask = MLA_ISA_REFERENCE};
+    mla_ctx_params params = {
+        .struct_size = sizeof params, .backend = MLA_BACKEND_CPU, .isa_mask = MLA_ISA_REFERENCE};
     assert_int_equal(create(&params), MLA_ERR_UNSUPPORTED);
     unsetenv("MLA_CPU_ISA");
 }
@@ -140,7 +142,9 @@ static void sizes_of_the_parameter_struct(void **state)
     }
     /* An older caller's struct ends early; what it lacks is the default. */
     mla_ctx_params older = {.struct_size = offsetof(mla_ctx_params, num_threads),
-                            .backend = MLA_BACKEND_CPU, .num_threads = -1, .isa_mask = UINT32_MAX};
+                            .backend = MLA_BACKEND_CPU,
+                            .num_threads = -1,
+                            .isa_mask = UINT32_MAX};
     assert_int_equal(create(&older), MLA_OK);
     struct newer {
         mla_ctx_params params;
@@ -209,15 +213,19 @@ static void names(void **state)
     }
     assert_string_equal(mla_isa_name((mla_isa)3), "unknown");
     assert_string_equal(mla_isa_name((mla_isa)0), "unknown");
-    const char *statuses[] = {"MLA_OK", "MLA_ERR_INVALID_ARGUMENT", "MLA_ERR_UNSUPPORTED",
-                              "MLA_ERR_BUFFER_TOO_SMALL", "MLA_ERR_PLAN_MISMATCH",
-                              "MLA_ERR_OUT_OF_MEMORY", "MLA_ERR_DEVICE"};
+    const char *statuses[] = {"MLA_OK",
+                              "MLA_ERR_INVALID_ARGUMENT",
+                              "MLA_ERR_UNSUPPORTED",
+                              "MLA_ERR_BUFFER_TOO_SMALL",
+                              "MLA_ERR_PLAN_MISMATCH",
+                              "MLA_ERR_OUT_OF_MEMORY",
+                              "MLA_ERR_DEVICE"};
     for (int i = 0; i < 7; i++) {
         assert_string_equal(mla_status_name((mla_status)i), statuses[i]);
     }
     assert_string_equal(mla_status_name((mla_status)7), "unknown status");
-    assert_int_equal(mla_version(), MLA_VERSION_MAJOR * 10000 + MLA_VERSION_MINOR * 100 +
-                                        MLA_VERSION_PATCH);
+    assert_int_equal(mla_version(),
+                     MLA_VERSION_MAJOR * 10000 + MLA_VERSION_MINOR * 100 + MLA_VERSION_PATCH);
 }
 
 static void *fail_in_thread(void *out)

@@ -100,7 +100,8 @@ static void bf16_rounds_to_nearest_even(void **state)
         assert_rounds(low, high, code, encode_bf16);
         assert_rounds(-low, -high, code | 0x8000, encode_bf16);
     }
-    assert_int_equal(mla_f32_to_bf16(0x1.fefffep127f), 0x7f7f); /* just below half of the last step */
+    assert_int_equal(mla_f32_to_bf16(0x1.fefffep127f),
+                     0x7f7f); /* just below half of the last step */
     assert_int_equal(mla_f32_to_bf16(0x1.ffp127f), 0x7f80);
     assert_int_equal(mla_f32_to_bf16(INFINITY), 0x7f80);
     assert_int_equal(mla_f32_to_bf16(-INFINITY), 0xff80);

@@ -17,9 +17,9 @@ static void check_lengths(mla_ctx *ctx, const int32_t *seqlens, int64_t batch, i
 
 static void lengths_around_tiles_and_pages(mla_ctx *ctx)
 {
-    const int32_t seqlens[] = {0,   1,   2,   15,  16,  17,  31,  33,  63,  64,  65,
-                               95,  97,  127, 128, 129, 191, 192, 193, 255, 256, 257,
-                               320, 511, 512, 513, 640, 641};
+    const int32_t seqlens[] = {0,   1,   2,   15,  16,  17,  31,  33,  63,  64,
+                               65,  95,  97,  127, 128, 129, 191, 192, 193, 255,
+                               256, 257, 320, 511, 512, 513, 640, 641};
     const int64_t batch = sizeof seqlens / sizeof seqlens[0];
     check_lengths(ctx, seqlens, batch, 1, false, 64);
     check_lengths(ctx, seqlens, batch, 1, false, 16);

@@ -55,9 +55,8 @@ static void make_merge_case(merge_case *m, int64_t num_parts, mla_dtype part_dty
             }
             for (int64_t i = row * D_V; i < (row + 1) * D_V; i++) {
                 float value = random_normal(&source);
-                uint16_t bits = plain_elem_bits(part_dtype == MLA_DTYPE_F16 ? MLA_DTYPE_F16
-                                                                            : MLA_DTYPE_BF16,
-                                                (double)value);
+                uint16_t bits = plain_elem_bits(
+                    part_dtype == MLA_DTYPE_F16 ? MLA_DTYPE_F16 : MLA_DTYPE_BF16, (double)value);
                 memcpy(out + (size_t)i * bytes,
                        part_dtype == MLA_DTYPE_F32 ? (const void *)&value : &bits, bytes);
             }
@@ -211,7 +210,8 @@ static void strided_parts_and_outputs(void **state)
     assert_int_equal(mla_merge(ctx, &m.args, NULL), MLA_OK);
     const int64_t out_stride[3] = {10 * 519 + 7, 5 * 519 + 1, 519};
     const int64_t lse_stride[3] = {29, 13, 2};
-    int64_t out_span = 2 * out_stride[0] + out_stride[1] + 4 * 519 + D_V, lse_span = 2 * 29 + 13 + 9;
+    int64_t out_span = 2 * out_stride[0] + out_stride[1] + 4 * 519 + D_V,
+            lse_span = 2 * 29 + 13 + 9;
     merge_case s = m;
     s.args.part_outs = s.outs;
     s.args.part_lses = s.lses;
@@ -274,8 +274,13 @@ static void assert_merged_close(const mla_problem *p, const merge_case *m,
 static merge_case merge_ranks(mla_ctx *ctx, const attention_case *whole, int64_t ranks)
 {
     const mla_problem *p = &whole->problem;
-    merge_case m = {.args = {.struct_size = sizeof m.args, .num_parts = ranks, .batch = p->batch,
-                             .s_q = p->s_q, .h_q = p->h_q, .d_v = D_V, .part_dtype = p->dtype,
+    merge_case m = {.args = {.struct_size = sizeof m.args,
+                             .num_parts = ranks,
+                             .batch = p->batch,
+                             .s_q = p->s_q,
+                             .h_q = p->h_q,
+                             .d_v = D_V,
+                             .part_dtype = p->dtype,
                              .out_dtype = p->dtype},
                     .rows = p->batch * p->s_q * p->h_q};
     attention_result merged = attention_result_alloc(p);
@@ -333,8 +338,10 @@ int main(void)
 {
     plain_numbers_init();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(numbers_of_parts_and_dtypes), cmocka_unit_test(parts_that_own_nothing),
-        cmocka_unit_test(extreme_lse),                 cmocka_unit_test(in_place_and_without_lse),
+        cmocka_unit_test(numbers_of_parts_and_dtypes),
+        cmocka_unit_test(parts_that_own_nothing),
+        cmocka_unit_test(extreme_lse),
+        cmocka_unit_test(in_place_and_without_lse),
         cmocka_unit_test(strided_parts_and_outputs),
     };
     const isa_scenario scenarios[] = {ISA_SCENARIO(merged_equals_unsplit)};

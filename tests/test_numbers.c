@@ -20,7 +20,9 @@ static void spreads_of_queries_and_keys(mla_ctx *ctx)
             /* The scale keeps logits of wide keys where float32 can tell them apart. */
             problem.softmax_scale = kv_std[i % 3] > 1 ? 1.0 / (24.0 * kv_std[i % 3]) : 0;
             check_case(ctx, &problem,
-                       &(case_options){.seed = 61, .seqlens = SEQLENS, .q_std = q_std[i / 3],
+                       &(case_options){.seed = 61,
+                                       .seqlens = SEQLENS,
+                                       .q_std = q_std[i / 3],
                                        .kv_std = kv_std[i % 3]});
         }
     }
@@ -33,8 +35,8 @@ static void spreads_of_fp8_rows(mla_ctx *ctx)
         for (int format = MLA_KV_FP8_656; format <= MLA_KV_FP8_584; format++) {
             mla_problem problem = sparse_problem((mla_kv_format)format, 3, 1, 6, 64, 200);
             check_case(ctx, &problem,
-                       &(case_options){.seed = 62, .pool_pages = 5, .q_std = q_std[i],
-                                       .hole_percent = 10});
+                       &(case_options){
+                           .seed = 62, .pool_pages = 5, .q_std = q_std[i], .hole_percent = 10});
         }
     }
 }

@@ -140,7 +140,8 @@ static void fp8_round_trip(void **state)
             double was = plain_bf16(((uint16_t *)args.rows)[i]);
             double is = plain_bf16(((uint16_t *)back.rows)[i]);
             int64_t column = i % args.d_qk;
-            double smallest_step = 0x1p-10 * prescribed_scale(4 * ldexp(1, (int)(i / args.d_qk % 20) - 10));
+            double smallest_step = 0x1p-10 *
+                                   prescribed_scale(4 * ldexp(1, (int)(i / args.d_qk % 20) - 10));
             double allowed = column < latent ? fabs(was) / 15.9 + smallest_step : 0;
             assert_true(fabs(was - is) <= allowed);
         }
@@ -216,10 +217,10 @@ static void special_values(void **state)
         mla_pack_args args = make_args((mla_kv_format)format, MLA_DTYPE_BF16, 3, 4, 1, 440);
         uint16_t *rows = args.rows;
         int64_t d = args.d_qk;
-        memset(rows, 0, (size_t)d * 2);      /* row 0: zeros */
-        rows[d + 3] = 0x7fc0;                /* row 1: a NaN among numbers */
+        memset(rows, 0, (size_t)d * 2); /* row 0: zeros */
+        rows[d + 3] = 0x7fc0;           /* row 1: a NaN among numbers */
         for (int i = 0; i < 64; i++) {
-            rows[2 * d + i] = 0x7f80;        /* row 2: infinities */
+            rows[2 * d + i] = 0x7f80; /* row 2: infinities */
         }
         assert_int_equal(mla_pack(ctx, &args, NULL), MLA_OK);
         mla_pack_args back = unpack_args(&args);
@@ -314,8 +315,11 @@ static void slots_beyond_32_bits(void **state)
 static void nothing_to_do(void **state)
 {
     (void)state;
-    mla_pack_args args = {.struct_size = sizeof args, .dtype = MLA_DTYPE_BF16, .h_kv = 1,
-                          .d_qk = 576, .page_size = 64};
+    mla_pack_args args = {.struct_size = sizeof args,
+                          .dtype = MLA_DTYPE_BF16,
+                          .h_kv = 1,
+                          .d_qk = 576,
+                          .page_size = 64};
     assert_int_equal(mla_pack(ctx, &args, NULL), MLA_OK);
     assert_int_equal(mla_unpack(ctx, &args, NULL), MLA_OK);
 }

@@ -54,8 +54,8 @@ static void tokens_with_gaps(mla_ctx *ctx)
     mla_problem problem = dense_problem(MLA_DTYPE_F16, 2, 1, 6, 16);
     problem.h_kv = 2;
     check_case(ctx, &problem,
-               &(case_options){.seed = 34, .seqlens = seqlens, .token_gap_elems = 13,
-                               .page_gap_elems = 5});
+               &(case_options){
+                   .seed = 34, .seqlens = seqlens, .token_gap_elems = 13, .page_gap_elems = 5});
     problem = dense_problem(MLA_DTYPE_BF16, 2, 1, 6, 16);
     check_case(ctx, &problem,
                &(case_options){.seed = 35, .seqlens = seqlens, .token_gap_elems = 13});
@@ -66,9 +66,9 @@ static void wide_and_strided_block_tables(mla_ctx *ctx)
     mla_problem problem = dense_problem(MLA_DTYPE_BF16, 5, 1, 4, 16);
     check_case(ctx, &problem,
                &(case_options){.seed = 36, .seqlens = SEQLENS, .spare_columns = 100});
-    check_case(ctx, &problem,
-               &(case_options){.seed = 36, .seqlens = SEQLENS, .spare_columns = 1,
-                               .table_gap = 37});
+    check_case(
+        ctx, &problem,
+        &(case_options){.seed = 36, .seqlens = SEQLENS, .spare_columns = 1, .table_gap = 37});
 }
 
 static void strided_queries_and_outputs(mla_ctx *ctx)
@@ -76,21 +76,23 @@ static void strided_queries_and_outputs(mla_ctx *ctx)
     const int32_t seqlens[] = {100, 0, 65};
     for (int layout = CASE_CONTIGUOUS; layout <= CASE_HEAD_MAJOR; layout++) {
         mla_problem problem = dense_problem(MLA_DTYPE_BF16, 3, 3, 10, 64);
-        const case_options options = {.seed = 37, .seqlens = seqlens,
-                                      .layout = (case_layout)layout};
+        const case_options options = {
+            .seed = 37, .seqlens = seqlens, .layout = (case_layout)layout};
         check_case(ctx, &problem, &options);
         problem.h_kv = 2;
         problem.causal = true;
         problem.dtype = MLA_DTYPE_F16;
         check_case(ctx, &problem, &options);
         problem = sparse_problem(MLA_KV_FP8_656, 3, 2, 10, 64, 70);
-        check_case(ctx, &problem,
-                   &(case_options){.seed = 38, .pool_pages = 3, .indices_gap = 11,
-                                   .layout = (case_layout)layout});
+        check_case(
+            ctx, &problem,
+            &(case_options){
+                .seed = 38, .pool_pages = 3, .indices_gap = 11, .layout = (case_layout)layout});
         problem = prefill_problem(MLA_DTYPE_BF16, 5, 10, 70);
-        check_case(ctx, &problem,
-                   &(case_options){.seed = 39, .pool_pages = 200, .indices_gap = 3,
-                                   .layout = (case_layout)layout});
+        check_case(
+            ctx, &problem,
+            &(case_options){
+                .seed = 39, .pool_pages = 200, .indices_gap = 3, .layout = (case_layout)layout});
     }
 }
 

@@ -219,10 +219,19 @@ static void lengths_of_each_operation(void **state)
 {
     (void)state;
     mla_shape shape;
-    mla_problem problem = {.struct_size = sizeof problem, .op = MLA_OP_SPARSE_DECODE,
-                           .dtype = MLA_DTYPE_BF16, .batch = 3, .s_q = 2, .h_q = 1, .h_kv = 1,
-                           .d_qk = 576, .d_v = 512, .page_size = 64, .topk = 100,
-                           .extra_page_size = 2, .extra_topk = 10};
+    mla_problem problem = {.struct_size = sizeof problem,
+                           .op = MLA_OP_SPARSE_DECODE,
+                           .dtype = MLA_DTYPE_BF16,
+                           .batch = 3,
+                           .s_q = 2,
+                           .h_q = 1,
+                           .h_kv = 1,
+                           .d_qk = 576,
+                           .d_v = 512,
+                           .page_size = 64,
+                           .topk = 100,
+                           .extra_page_size = 2,
+                           .extra_topk = 10};
     const int32_t topk_length[] = {-4, 70, 5000}, extra[] = {3, -1, 11};
     mla_lengths lengths = {.struct_size = sizeof lengths};
     assert_int_equal(mla_shape_init(&problem, &shape), MLA_OK);
@@ -233,9 +242,17 @@ static void lengths_of_each_operation(void **state)
     for (int64_t req = 0; req < 6; req++) {
         assert_int_equal(mla_plan_req_tokens(&shape, &lengths, req), want[req]);
     }
-    problem = (mla_problem){.struct_size = sizeof problem, .op = MLA_OP_SPARSE_PREFILL,
-                            .dtype = MLA_DTYPE_BF16, .batch = 1, .s_q = 3, .h_q = 1, .h_kv = 1,
-                            .d_qk = 576, .d_v = 512, .page_size = 1, .topk = 100};
+    problem = (mla_problem){.struct_size = sizeof problem,
+                            .op = MLA_OP_SPARSE_PREFILL,
+                            .dtype = MLA_DTYPE_BF16,
+                            .batch = 1,
+                            .s_q = 3,
+                            .h_q = 1,
+                            .h_kv = 1,
+                            .d_qk = 576,
+                            .d_v = 512,
+                            .page_size = 1,
+                            .topk = 100};
     lengths.extra_topk_length = NULL;
     assert_int_equal(mla_shape_init(&problem, &shape), MLA_OK);
     assert_int_equal(mla_plan_req_tokens(&shape, &lengths, 0), 0);

@@ -46,12 +46,12 @@ static void set_lengths(attention_case *c, const int32_t *seqlens)
 }
 
 static const int32_t OTHER_LENGTHS[][BATCH] = {
-    {1, 1, 0, 1, 1, 1},           /* shorter */
-    {0, 0, 0, 0, 0, 0},           /* none */
-    {500, 64, 0, 129, 1, 300},    /* longer again */
-    {0, 64, 0, 0, 0, 0},          /* others than before */
-    {30, 64, 0, 129, 1, 299},     /* one shrinks, one is a token shorter */
-    {129, 1, 0, 64, 1, 300},      /* permuted */
+    {1, 1, 0, 1, 1, 1},        /* shorter */
+    {0, 0, 0, 0, 0, 0},        /* none */
+    {500, 64, 0, 129, 1, 300}, /* longer again */
+    {0, 64, 0, 0, 0, 0},       /* others than before */
+    {30, 64, 0, 129, 1, 299},  /* one shrinks, one is a token shorter */
+    {129, 1, 0, 64, 1, 300},   /* permuted */
 };
 
 static void a_plan_is_rebuilt_in_place(mla_ctx *ctx)
@@ -220,14 +220,10 @@ static void larger_buffers_are_accepted(mla_ctx *ctx)
 int main(void)
 {
     const isa_scenario scenarios[] = {
-        ISA_SCENARIO(one_plan_serves_all_layers),
-        ISA_SCENARIO(a_plan_is_rebuilt_in_place),
-        ISA_SCENARIO(stale_lengths_never_fault),
-        ISA_SCENARIO(stale_sparse_lengths_never_fault),
-        ISA_SCENARIO(mangled_plans_never_fault),
-        ISA_SCENARIO(a_copied_plan_is_attached),
-        ISA_SCENARIO(parts_can_be_read),
-        ISA_SCENARIO(sizes_do_not_grow_with_the_batch),
+        ISA_SCENARIO(one_plan_serves_all_layers),  ISA_SCENARIO(a_plan_is_rebuilt_in_place),
+        ISA_SCENARIO(stale_lengths_never_fault),   ISA_SCENARIO(stale_sparse_lengths_never_fault),
+        ISA_SCENARIO(mangled_plans_never_fault),   ISA_SCENARIO(a_copied_plan_is_attached),
+        ISA_SCENARIO(parts_can_be_read),           ISA_SCENARIO(sizes_do_not_grow_with_the_batch),
         ISA_SCENARIO(larger_buffers_are_accepted),
     };
     return RUN_ISA_SCENARIOS(scenarios);

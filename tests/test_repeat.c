@@ -36,11 +36,9 @@ static void fifty_runs_give_the_same_bits(mla_ctx *ctx)
     problem.num_parts = 13;
     check_fifty(ctx, &problem, &(case_options){.seed = 601, .seqlens = SEQLENS});
     problem = sparse_problem(MLA_KV_FP8_656, 3, 1, 9, 64, 300);
-    check_fifty(ctx, &problem,
-                &(case_options){.seed = 602, .pool_pages = 6, .hole_percent = 10});
+    check_fifty(ctx, &problem, &(case_options){.seed = 602, .pool_pages = 6, .hole_percent = 10});
     problem = sparse_problem(MLA_KV_FP8_584, 3, 1, 9, 64, 300);
-    check_fifty(ctx, &problem,
-                &(case_options){.seed = 603, .pool_pages = 6, .hole_percent = 10});
+    check_fifty(ctx, &problem, &(case_options){.seed = 603, .pool_pages = 6, .hole_percent = 10});
     problem = prefill_problem(MLA_DTYPE_BF16, 20, 4, 100);
     check_fifty(ctx, &problem, &(case_options){.seed = 604, .pool_pages = 200});
 }
@@ -169,12 +167,11 @@ static void *call_many_times(void *argument)
     size_t rows = (size_t)(p->batch * p->s_q * p->h_q);
     for (int i = 0; i < 20; i++) {
         memset(who->tensors.out, 0xff, rows * 512 * 2);
-        bool right =
-            mla_plan_build(who->ctx, p, &who->c->lengths, &who->plan, NULL) == MLA_OK &&
-            mla_run(who->ctx, p, &who->tensors, &who->plan, who->workspace, who->workspace_bytes,
-                    NULL) == MLA_OK &&
-            memcmp(who->tensors.out, who->want->out, rows * 512 * 2) == 0 &&
-            memcmp(who->tensors.lse, who->want->lse, rows * sizeof(float)) == 0;
+        bool right = mla_plan_build(who->ctx, p, &who->c->lengths, &who->plan, NULL) == MLA_OK &&
+                     mla_run(who->ctx, p, &who->tensors, &who->plan, who->workspace,
+                             who->workspace_bytes, NULL) == MLA_OK &&
+                     memcmp(who->tensors.out, who->want->out, rows * 512 * 2) == 0 &&
+                     memcmp(who->tensors.lse, who->want->lse, rows * sizeof(float)) == 0;
         who->failures += !right;
     }
     return NULL;

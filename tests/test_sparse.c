@@ -102,10 +102,11 @@ static void topk_counts(mla_ctx *ctx)
     const int64_t topk[] = {1, 2, 63, 64, 65, 128, 2048, 16384};
     for (int i = 0; i < COUNT(topk) * NUM_FORMATS; i++) {
         int64_t count = topk[i / NUM_FORMATS];
-        mla_problem problem = format_problem(i % NUM_FORMATS, 1, 1, count > 3000 ? 1 : 3, 64, count);
-        check_case(ctx, &problem,
-                   &(case_options){.seed = 141, .pool_pages = count > 3000 ? 300 : 40,
-                                   .hole_percent = 5});
+        mla_problem problem = format_problem(i % NUM_FORMATS, 1, 1, count > 3000 ? 1 : 3, 64,
+                                             count);
+        check_case(
+            ctx, &problem,
+            &(case_options){.seed = 141, .pool_pages = count > 3000 ? 300 : 40, .hole_percent = 5});
     }
 }
 
@@ -138,8 +139,8 @@ static void topk_lengths(mla_ctx *ctx)
         problem.num_parts = 7;
         problem.lse_empty_pos_inf = true;
         check_case(ctx, &problem,
-                   &(case_options){.seed = 143, .pool_pages = 4, .topk_length = lengths,
-                                   .hole_percent = 30});
+                   &(case_options){
+                       .seed = 143, .pool_pages = 4, .topk_length = lengths, .hole_percent = 30});
     }
 }
 
@@ -160,11 +161,12 @@ static void pools_with_strides(mla_ctx *ctx)
         mla_problem problem = format_problem(format, 2, 2, 3, 16, 100);
         const int64_t token_gap = format == MLA_KV_FP8_584 ? 0 : 24;
         check_case(ctx, &problem,
-                   &(case_options){.seed = 145, .pool_pages = 9, .page_gap_elems = 4096,
-                                   .indices_gap = 28});
-        check_case(ctx, &problem,
-                   &(case_options){.seed = 146, .pool_pages = 9, .token_gap_elems = token_gap,
-                                   .page_gap_elems = 96});
+                   &(case_options){
+                       .seed = 145, .pool_pages = 9, .page_gap_elems = 4096, .indices_gap = 28});
+        check_case(
+            ctx, &problem,
+            &(case_options){
+                .seed = 146, .pool_pages = 9, .token_gap_elems = token_gap, .page_gap_elems = 96});
     }
 }
 

@@ -11,6 +11,7 @@
 #include "amx_tiles.h"
 #include "bf16_attend.h"
 #include "bf16_vectors.h"
+#include "narrow_row.h"
 
 #include <assert.h>
 #include <string.h>
@@ -37,7 +38,7 @@ typedef struct side_work {
 
 /* The rows of 16 keys as a tile; copied into scratch->rows when they lie unevenly. */
 static key_tile gather_keys(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t key,
-                            int64_t d_qk)
+                            int64_t depth)
 {
     const uint8_t *const *row = block->row + key;
     intptr_t stride = (intptr_t)((uintptr_t)row[1] - (uintptr_t)row[0]);
@@ -50,7 +51,7 @@ static key_tile gather_keys(mla_bf16_scratch *scratch, const mla_bf16_block *blo
     }
     for (int32_t i = 0; i < MLA_TILE_ROWS; i++) {
         if (row[i] != scratch->rows[key + i]) {
-            memcpy(scratch->rows[key + i], row[i], (size_t)d_qk * 2);
+            memcpy(scratch->rows[key + i], row[i], (size_t)depth * 2);
         }
     }
     return (key_tile){scratch->rows[key], MLA_BF16_ROW_BYTES};
@@ -73,16 +74,32 @@ static inline void do_side_work(const side_work *work, int32_t pass, int64_t d)
     mla_bf16_prefetch_lines(&scratch->prefetch, work->prefetch_lines);
 }
 
-/* S^T of 32 keys and 32 rows. */
-static void score_tiles_2x2(const key_tile *keys, mla_bf16_pair (*q0)[MLA_BF16_LANES],
-                            mla_bf16_pair (*q1)[MLA_BF16_LANES], int64_t d_qk, float *s0, float *s1,
-                            const side_work *work, int32_t pass)
+static inline void start_tiles_2x2(const float *c00, const float *c01, const float *c10,
+                                   const float *c11, bool accumulate)
 {
-    mla_tile_zero(0);
-    mla_tile_zero(1);
-    mla_tile_zero(2);
-    mla_tile_zero(3);
-    for (int64_t d = 0; d < d_qk; d += D_TILE) {
+    if (accumulate) {
+        mla_tile_load(0, c00, MLA_TILE_ROW_BYTES);
+        mla_tile_load(1, c01, MLA_TILE_ROW_BYTES);
+        mla_tile_load(2, c10, MLA_TILE_ROW_BYTES);
+        mla_tile_load(3, c11, MLA_TILE_ROW_BYTES);
+    } else {
+        mla_tile_zero(0);
+        mla_tile_zero(1);
+        mla_tile_zero(2);
+        mla_tile_zero(3);
+    }
+}
+
+/* S^T of 32 keys and two groups of rows. */
+static void score_tiles_2x2(const side_work *work, const key_tile *keys, int64_t depth,
+                            int32_t group, bool accumulate)
+{
+    mla_bf16_pair(*q0)[MLA_BF16_LANES] = work->scratch->q[group];
+    mla_bf16_pair(*q1)[MLA_BF16_LANES] = work->scratch->q[group + 1];
+    float(*s0)[MLA_BF16_LANES] = work->scratch->s[group] + 2 * work->first_pair;
+    float(*s1)[MLA_BF16_LANES] = work->scratch->s[group + 1] + 2 * work->first_pair;
+    start_tiles_2x2(s0[0], s1[0], s0[MLA_TILE_ROWS], s1[MLA_TILE_ROWS], accumulate);
+    for (int64_t d = 0; d < depth; d += D_TILE) {
         mla_tile_load(4, keys[0].base + d * 2, keys[0].stride);
         mla_tile_load(6, q0[d / 2], MLA_TILE_ROW_BYTES);
         mla_tile_dpbf16(0, 4, 6);
@@ -91,59 +108,77 @@ static void score_tiles_2x2(const key_tile *keys, mla_bf16_pair (*q0)[MLA_BF16_L
         mla_tile_load(5, keys[1].base + d * 2, keys[1].stride);
         mla_tile_dpbf16(2, 5, 6);
         mla_tile_dpbf16(3, 5, 7);
-        do_side_work(work, pass, d);
+        do_side_work(work, group / 2, d);
     }
-    mla_tile_store(0, s0, MLA_TILE_ROW_BYTES);
-    mla_tile_store(1, s1, MLA_TILE_ROW_BYTES);
-    mla_tile_store(2, s0 + MLA_TILE_BYTES / 4, MLA_TILE_ROW_BYTES);
-    mla_tile_store(3, s1 + MLA_TILE_BYTES / 4, MLA_TILE_ROW_BYTES);
+    mla_tile_store(0, s0[0], MLA_TILE_ROW_BYTES);
+    mla_tile_store(1, s1[0], MLA_TILE_ROW_BYTES);
+    mla_tile_store(2, s0[MLA_TILE_ROWS], MLA_TILE_ROW_BYTES);
+    mla_tile_store(3, s1[MLA_TILE_ROWS], MLA_TILE_ROW_BYTES);
 }
 
-/* S^T of 32 keys and 16 rows. */
-static void score_tiles_2x1(const key_tile *keys, mla_bf16_pair (*q)[MLA_BF16_LANES], int64_t d_qk,
-                            float *s, const side_work *work, int32_t pass)
+/* S^T of 32 keys and the last group of an odd number of them. */
+static void score_tiles_2x1(const side_work *work, const key_tile *keys, int64_t depth,
+                            int32_t group, bool accumulate)
 {
-    mla_tile_zero(0);
-    mla_tile_zero(2);
-    for (int64_t d = 0; d < d_qk; d += D_TILE) {
+    mla_bf16_pair(*q)[MLA_BF16_LANES] = work->scratch->q[group];
+    float(*s)[MLA_BF16_LANES] = work->scratch->s[group] + 2 * work->first_pair;
+    if (accumulate) {
+        mla_tile_load(0, s[0], MLA_TILE_ROW_BYTES);
+        mla_tile_load(2, s[MLA_TILE_ROWS], MLA_TILE_ROW_BYTES);
+    } else {
+        mla_tile_zero(0);
+        mla_tile_zero(2);
+    }
+    for (int64_t d = 0; d < depth; d += D_TILE) {
         mla_tile_load(6, q[d / 2], MLA_TILE_ROW_BYTES);
         mla_tile_load(4, keys[0].base + d * 2, keys[0].stride);
         mla_tile_dpbf16(0, 4, 6);
         mla_tile_load(5, keys[1].base + d * 2, keys[1].stride);
         mla_tile_dpbf16(2, 5, 6);
-        do_side_work(work, pass, d);
+        do_side_work(work, group / 2, d);
     }
-    mla_tile_store(0, s, MLA_TILE_ROW_BYTES);
-    mla_tile_store(2, s + MLA_TILE_BYTES / 4, MLA_TILE_ROW_BYTES);
+    mla_tile_store(0, s[0], MLA_TILE_ROW_BYTES);
+    mla_tile_store(2, s[MLA_TILE_ROWS], MLA_TILE_ROW_BYTES);
 }
 
-static void amx_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
-                       int64_t d_qk)
+/* A panel of 32 keys stays in L1, as far as it fits beside the queries that pass. */
+static void score_panels(side_work *work, const mla_bf16_block *block, int32_t groups,
+                         int64_t depth, bool accumulate)
 {
-    int32_t passes = (groups + 1) / 2; /* over a panel of keys */
-    int64_t steps = block->padded_keys / MLA_BF16_PANEL * passes * (d_qk / D_TILE);
-    int64_t lines = MLA_BF16_KEYS * (MLA_BF16_ROW_BYTES / 64 + 1);
-    side_work work = {.scratch = scratch,
-                      .pairs = (PANEL_PAIRS + passes - 1) / passes,
-                      .prefetch_lines = (int32_t)((lines + steps - 1) / steps)};
     for (int32_t key = 0; key < block->padded_keys; key += MLA_BF16_PANEL) {
-        key_tile keys[2] = {gather_keys(scratch, block, key, d_qk),
-                            gather_keys(scratch, block, key + MLA_TILE_ROWS, d_qk)};
-        work.rows = block->row + key;
-        work.first_pair = key / 2;
+        key_tile keys[2] = {gather_keys(work->scratch, block, key, depth),
+                            gather_keys(work->scratch, block, key + MLA_TILE_ROWS, depth)};
+        work->rows = block->row + key;
+        work->first_pair = key / 2;
         mla_tile_fence();
-        for (int32_t pass = 0; pass < passes; pass++) {
-            int32_t group = 2 * pass;
+        for (int32_t group = 0; group < groups; group += 2) {
             if (group + 1 < groups) {
-                score_tiles_2x2(keys, scratch->q[group], scratch->q[group + 1], d_qk,
-                                scratch->s[group][key], scratch->s[group + 1][key], &work, pass);
+                score_tiles_2x2(work, keys, depth, group, accumulate);
             } else {
-                score_tiles_2x1(keys, scratch->q[group], d_qk, scratch->s[group][key], &work,
-                                pass);
+                score_tiles_2x1(work, keys, depth, group, accumulate);
             }
         }
     }
     mla_tile_fence();
+}
+
+static void amx_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
+                       int64_t depth)
+{
+    int32_t passes = (groups + 1) / 2; /* of the queries past a panel of keys */
+    int64_t steps = block->padded_keys / MLA_BF16_PANEL * passes * (depth / D_TILE);
+    int64_t lines = MLA_BF16_KEYS * (MLA_BF16_ROW_BYTES / 64 + 1);
+    side_work work = {.scratch = scratch,
+                      .pairs = (PANEL_PAIRS + passes - 1) / passes,
+                      .prefetch_lines = (int32_t)((lines + steps - 1) / steps)};
+    score_panels(&work, block, groups, depth, false);
+}
+
+static void amx_add_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
+                           int64_t depth)
+{
+    side_work none = {.scratch = scratch};
+    score_panels(&none, block, groups, depth, true);
 }
 
 /* [key pair][row] to tiles of [row][16 key pairs]. */
@@ -161,28 +196,13 @@ static void amx_arrange(mla_bf16_scratch *scratch, int32_t group, int32_t padded
     }
 }
 
-static inline void load_o_tiles_2x2(const float *o0, const float *o1, bool first)
-{
-    if (first) {
-        mla_tile_zero(0);
-        mla_tile_zero(1);
-        mla_tile_zero(2);
-        mla_tile_zero(3);
-    } else {
-        mla_tile_load(0, o0, MLA_TILE_ROW_BYTES);
-        mla_tile_load(1, o0 + MLA_TILE_BYTES / 4, MLA_TILE_ROW_BYTES);
-        mla_tile_load(2, o1, MLA_TILE_ROW_BYTES);
-        mla_tile_load(3, o1 + MLA_TILE_BYTES / 4, MLA_TILE_ROW_BYTES);
-    }
-}
-
 /* O of 32 rows and two strips of columns. */
 static void value_tiles_2x2(mla_bf16_pair (*p0)[MLA_BF16_LANES],
                             mla_bf16_pair (*p1)[MLA_BF16_LANES],
                             mla_bf16_pair (*v)[MLA_BF16_KEY_PAIRS][MLA_BF16_LANES],
                             int32_t padded_keys, bool first, float *o0, float *o1)
 {
-    load_o_tiles_2x2(o0, o1, first);
+    start_tiles_2x2(o0, o0 + MLA_TILE_BYTES / 4, o1, o1 + MLA_TILE_BYTES / 4, !first);
     for (int32_t pair = 0; pair < padded_keys / 2; pair += PANEL_PAIRS) {
         mla_tile_load(4, p0[pair], MLA_TILE_ROW_BYTES);
         mla_tile_load(6, v[0][pair], MLA_TILE_ROW_BYTES);
@@ -258,8 +278,7 @@ static void amx_store(const mla_bf16_scratch *scratch, int32_t group, const floa
                       int32_t rows, float *out, int64_t out_stride)
 {
     /* The inverse of the order that mla_bf16_pair_columns() leaves. */
-    const __m512i left =
-        _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i left = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i right = _mm512_add_epi32(left, _mm512_set1_epi32(8));
     for (int32_t row = 0; row < rows; row++) {
         __m512 scale = _mm512_set1_ps(factor[row]);
@@ -277,6 +296,7 @@ static void amx_store(const mla_bf16_scratch *scratch, int32_t group, const floa
 static void amx_bf16_attend(const mla_cpu_job *job)
 {
     static const mla_bf16_engine engine = {.scores = amx_scores,
+                                           .add_scores = amx_add_scores,
                                            .arrange = amx_arrange,
                                            .values = amx_values,
                                            .rescale = amx_rescale,
@@ -296,4 +316,5 @@ const mla_cpu_kernel mla_amx_bf16_kernel = {.isa = MLA_ISA_AMX_BF16,
                                             .available = mla_tile_available,
                                             .serves = mla_bf16_serves,
                                             .scratch_bytes = sizeof(mla_bf16_scratch),
-                                            .attend = amx_bf16_attend};
+                                            .attend = amx_bf16_attend,
+                                            .narrow = narrow_row};

@@ -55,7 +55,7 @@ void mla_tile_dpbf16(int c, int a, int b);
 #define mla_tile_dpbf16(c, a, b)           _tile_dpbf16ps(c, a, b)
 
 /* GCC does not know that a tile load reads memory. Stores before this are made before it. */
-#define mla_tile_fence() __asm__ volatile("" ::: "memory")
+#define mla_tile_fence()                   __asm__ volatile("" ::: "memory")
 
 #endif
 

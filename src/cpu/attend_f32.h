@@ -17,52 +17,24 @@
  * An ISA provides: VEC_LANES, vec, vec_load, vec_store (unaligned), vec_set1, vec_fma (a * b + c),
  * vec_mul, vec_add, vec_sub, vec_max (b when either is NaN), vec_round (to integers),
  * vec_scale_exp2 (power * 2^exponent, but 0 where x < -126), vec_sum4 (the sums over the lanes of
- * four vectors, times a factor), vec_from_bf16, vec_from_f16, vec_from_e4m3 (VEC_LANES values from memory, any
- * alignment), and the tile sizes KEY_TILE (keys of a score
- * tile), KEY_TILE_NARROW (of one with a single vector of rows), DOT_TILE (dot products of a
- * tile), ROW_TILE (rows of a value tile). Loops over a tile are unrolled whole, so that it stays in
- * registers.
+ * four vectors, times a factor), vec_from_bf16, vec_from_f16, vec_from_e4m3 (VEC_LANES values from
+ * memory, any alignment), and the tile sizes KEY_TILE (keys of a score tile), KEY_TILE_NARROW (the
+ * same when the tile is a single vector of rows wide), DOT_TILE (dot products of a tile), ROW_TILE
+ * (rows of a value tile). Loops over a tile are unrolled whole, so that it stays in registers.
  */
 #ifndef MLA_CPU_ATTEND_F32_H
 #define MLA_CPU_ATTEND_F32_H
 
-#include "formats.h"
-#include "kernels.h"
-
-#include <assert.h>
-
-enum {
-    PANEL = 2 * VEC_LANES, /* query rows or value columns of a tile */
-    PANELS = MLA_CPU_TILE_ROWS / PANEL,
-    BLOCK = 96,                    /* keys widened at a time */
-    KEY_STRIDE = MLA_D_QK_MAX + 16, /* an odd number of cache lines: all sets of L1 are used */
-    /* Products of one chain of additions. Shorter chains round less, and a panel of Q^T this deep
-     * stays in L1 while the block's keys pass. */
-    DEPTH = 192,
-    STRETCH = 48, /* steps of a product during which one row is prefetched */
-    WIDEN_AHEAD = 4,
-    LINE_BYTES = 64,
-    DOT_ROWS = 4 /* query rows of a tile of dot products */
-};
-
-_Static_assert(BLOCK % KEY_TILE == 0 && BLOCK % DOT_TILE == 0 && BLOCK % KEY_TILE_NARROW == 0, "whole tiles fill a block");
-_Static_assert(DOT_ROWS == 4 && DOT_TILE % 4 == 0, "dot products are summed by fours");
-_Static_assert(MLA_CPU_TILE_ROWS % PANEL == 0, "whole panels fill a tile of rows");
-
-typedef struct f32_block {
-    mla_key_row rows[BLOCK];
-    int32_t num_keys;
-    int32_t prefetched; /* rows that have been asked for */
-    int64_t begin; /* place of the first key in the key list; exact for dense lists */
-} f32_block;
+#include "f32_products.h"
+#include "narrow_row.h"
 
 typedef struct f32_scratch {
     union {
-        float panel[MLA_D_QK_MAX][PANEL];    /* Q^T */
-        float row[PANEL][MLA_D_QK_MAX]; /* for dot products */
+        float panel[MLA_D_QK_MAX][PANEL]; /* Q^T */
+        float row[PANEL][MLA_D_QK_MAX];   /* for dot products */
     } q[PANELS];
     float keys[BLOCK][KEY_STRIDE];
-    float scores[BLOCK][PANEL]; /* of one panel: S^T in base 2, then P^T */
+    float scores[BLOCK][PANEL];       /* of one panel: S^T in base 2, then P^T */
     float row_max[MLA_CPU_TILE_ROWS]; /* base 2 */
     float row_sum[MLA_CPU_TILE_ROWS];
     float rescale[MLA_CPU_TILE_ROWS]; /* what a row's earlier sums are multiplied by */
@@ -73,129 +45,6 @@ typedef struct f32_scratch {
 typedef struct f32_row_group {
     int32_t begin, count, num_keys;
 } f32_row_group;
-
-/* ---- Blocks of keys ---- */
-
-/* Pulls the next keys of the job from the list, a whole block unless the list ends. */
-static int64_t resolve_block(const mla_cpu_job *job, int64_t begin, int64_t end, f32_block *block)
-{
-    block->begin = begin;
-    block->num_keys = 0;
-    block->prefetched = 0;
-    while (begin < end && block->num_keys < BLOCK) {
-        int64_t room = BLOCK - block->num_keys;
-        int64_t stop = end - begin < room ? end : begin + room;
-        block->num_keys +=
-            mla_key_rows_resolve(job->keys, begin, stop, block->rows + block->num_keys);
-        begin = stop;
-    }
-    return begin;
-}
-
-static void widen_elems(mla_dtype dtype, int64_t count, const uint8_t *data, float *values)
-{
-    if (dtype == MLA_DTYPE_BF16) {
-        for (int64_t i = 0; i < count; i += VEC_LANES) {
-            vec_store(values + i, vec_from_bf16(data + 2 * i));
-        }
-    } else {
-        for (int64_t i = 0; i < count; i += VEC_LANES) {
-            vec_store(values + i, vec_from_f16(data + 2 * i));
-        }
-    }
-}
-
-static inline void widen_group(int count, const uint8_t *data, float scale, float *values)
-{
-    /* A scale of 0 gives 0 even where the e4m3 value is NaN. */
-    if (scale == 0.0f) {
-        memset(values, 0, (size_t)count * sizeof *values);
-        return;
-    }
-    vec scales = vec_set1(scale);
-    for (int i = 0; i < count; i += VEC_LANES) {
-        vec_store(values + i, vec_mul(vec_from_e4m3(data + i), scales));
-    }
-}
-
-static void widen_row(const mla_key_rows *keys, mla_key_row row, float *values)
-{
-    switch (keys->kv_format) {
-    case MLA_KV_NATIVE:
-        widen_elems(keys->dtype, keys->d_qk, row.data, values);
-        return;
-    case MLA_KV_FP8_656:
-        for (int i = 0; i < MLA_FP8_656_LATENT; i += MLA_FP8_656_GROUP) {
-            float scale;
-            memcpy(&scale, row.scales + i / MLA_FP8_656_GROUP * sizeof scale, sizeof scale);
-            widen_group(MLA_FP8_656_GROUP, row.data + i, scale, values + i);
-        }
-        widen_elems(MLA_DTYPE_BF16, MLA_ROPE_DIM, row.data + MLA_FP8_656_ROPE_AT,
-                    values + MLA_FP8_656_LATENT);
-        return;
-    case MLA_KV_FP8_584:
-        for (int i = 0; i < MLA_FP8_584_LATENT; i += MLA_FP8_584_GROUP) {
-            float scale = mla_e8m0_to_f32(row.scales[i / MLA_FP8_584_GROUP]);
-            widen_group(MLA_FP8_584_GROUP, row.data + i, scale, values + i);
-        }
-        widen_elems(MLA_DTYPE_BF16, MLA_ROPE_DIM, row.data + MLA_FP8_584_ROPE_AT,
-                    values + MLA_FP8_584_LATENT);
-        return;
-    }
-    assert(!"unreachable: kv_format was checked");
-}
-
-/* Bytes of a row's data, for the prefetcher; the scales of 584-byte rows lie apart and are few. */
-static int64_t row_data_bytes(const mla_key_rows *keys)
-{
-    return keys->kv_format == MLA_KV_FP8_656   ? MLA_FP8_656_BYTES
-           : keys->kv_format == MLA_KV_FP8_584 ? MLA_FP8_584_DATA_BYTES
-                                               : keys->d_qk * 2;
-}
-
-/* Rows that the products left to ask for, the first block's and those of jobs with few rows, are
- * asked for a little ahead. */
-static void widen_block(const mla_key_rows *keys, const f32_block *block,
-                        float (*values)[KEY_STRIDE])
-{
-    int64_t row_bytes = row_data_bytes(keys);
-    for (int32_t key = 0; key < block->num_keys; key++) {
-        int32_t ahead = key + WIDEN_AHEAD;
-        if (ahead >= block->prefetched && ahead < block->num_keys) {
-            for (int64_t at = 0; at < row_bytes; at += LINE_BYTES) {
-                __builtin_prefetch(block->rows[ahead].data + at);
-            }
-        }
-        widen_row(keys, block->rows[key], values[key]);
-    }
-}
-
-/*
- * The next block's rows are asked for while this one is computed, one row per stretch of a product,
- * a line every other step. Rows come from memory in any order, where no hardware prefetcher helps,
- * and a burst of requests would keep the product's own loads waiting for a fill buffer (a row at a
- * time before each tile took 0.56 of the FMA peak at 16 rows, this 0.62).
- */
-typedef struct f32_prefetch {
-    f32_block *block;
-    int64_t row_bytes;
-    int32_t credit; /* a row is due when the stretches add up to `stretches`, BLOCK for each */
-    int32_t stretches;
-} f32_prefetch;
-
-/* The first line to prefetch during a stretch; *last is the last one. The same line again and
- * again where no row is due. */
-static inline const uint8_t *prefetch_row(f32_prefetch *prefetch, const uint8_t **last)
-{
-    prefetch->credit += BLOCK;
-    if (prefetch->credit < prefetch->stretches || prefetch->block->prefetched >= prefetch->block->num_keys) {
-        return *last = (const uint8_t *)prefetch;
-    }
-    prefetch->credit -= prefetch->stretches;
-    const uint8_t *data = prefetch->block->rows[prefetch->block->prefetched++].data;
-    *last = data + prefetch->row_bytes - 1;
-    return data;
-}
 
 /* ---- Queries ---- */
 
@@ -216,6 +65,27 @@ static bool takes_dot_products(int32_t rows)
     return rows * 9 < lanes * 8;
 }
 
+/* Rows to columns. `values` is free until the first block. */
+static void pack_panel(const mla_key_rows *keys, const uint16_t *const *q_rows, int32_t rows,
+                       float (*values)[KEY_STRIDE], float (*columns)[PANEL])
+{
+    enum { LINE_VALUES = LINE_BYTES / sizeof(float) };
+    for (int32_t row = 0; row < rows; row++) {
+        widen_elems(keys->dtype, keys->d_qk, (const uint8_t *)q_rows[row], values[row]);
+    }
+    for (int32_t row = rows; row < PANEL; row++) {
+        memset(values[row], 0, sizeof values[row]);
+    }
+    /* A line of every row at a time: they and the columns they become stay in L1. */
+    for (int64_t begin = 0; begin < keys->d_qk; begin += LINE_VALUES) {
+        for (int64_t d = begin; d < begin + LINE_VALUES; d++) {
+            for (int32_t row = 0; row < PANEL; row++) {
+                columns[d][row] = values[row][d];
+            }
+        }
+    }
+}
+
 static void pack_queries(const mla_cpu_job *job, f32_scratch *scratch)
 {
     int64_t d_qk = job->keys->d_qk;
@@ -229,144 +99,7 @@ static void pack_queries(const mla_cpu_job *job, f32_scratch *scratch)
             }
             continue;
         }
-        float(*columns)[PANEL] = scratch->q[panel].panel;
-        memset(columns, 0, sizeof scratch->q[panel].panel);
-        for (int32_t row = 0; row < rows; row++) {
-            float *values = scratch->keys[0]; /* free until the first block */
-            widen_elems(job->keys->dtype, d_qk, (const uint8_t *)q_rows[row], values);
-            for (int64_t d = 0; d < d_qk; d++) {
-                columns[d][row] = values[d];
-            }
-        }
-    }
-}
-
-/* ---- The two products ---- */
-
-/*
- * acc[i][v] += sum over k of a[i * a_row + k * a_step] * b[k * b_step + v * VEC_LANES]. `tile` and
- * `vecs` must be constants where this is inlined.
- */
-static inline __attribute__((always_inline)) void
-outer_product(int tile, int vecs, vec (*acc)[2], const float *a, int64_t a_row, int64_t a_step,
-              const float *b, int64_t b_step, int64_t count, f32_prefetch *prefetch)
-{
-    for (int64_t k = 0; k < count;) {
-        const uint8_t *last, *line = prefetch_row(prefetch, &last);
-        int64_t stop = count - k < STRETCH ? count : k + STRETCH;
-        for (; k < stop; k++) {
-            __builtin_prefetch(line, 0, 2);
-            line = line + LINE_BYTES <= last ? line + LINE_BYTES : last;
-            vec b0 = vec_load(b);
-            vec b1 = vecs > 1 ? vec_load(b + VEC_LANES) : b0;
-#pragma GCC unroll 16
-            for (int i = 0; i < tile; i++) {
-                vec a_i = vec_set1(a[i * a_row]);
-                acc[i][0] = vec_fma(a_i, b0, acc[i][0]);
-                if (vecs > 1) {
-                    acc[i][1] = vec_fma(a_i, b1, acc[i][1]);
-                }
-            }
-            a += a_step;
-            b += b_step;
-        }
-    }
-}
-
-/*
- * One tile of S^T over `depth` values: `tile` keys by `vecs` vectors of rows, both constants. The
- * first stretch of the depth starts from zero, the later ones add to what is there; the last
- * applies the scale, the others pass 1.
- */
-static inline __attribute__((always_inline)) void
-score_tile(int tile, int vecs, const float *keys, const float *q, int64_t depth, bool first,
-           float scale, float *scores, f32_prefetch *prefetch)
-{
-    vec acc[KEY_TILE_NARROW][2];
-#pragma GCC unroll 16
-    for (int i = 0; i < tile; i++) {
-        acc[i][0] = acc[i][1] = vec_set1(0.0f);
-    }
-    outer_product(tile, vecs, acc, keys, KEY_STRIDE, 1, q, PANEL, depth, prefetch);
-    vec scales = vec_set1(scale);
-#pragma GCC unroll 16
-    for (int i = 0; i < tile; i++) {
-#pragma GCC unroll 2
-        for (int v = 0; v < vecs; v++) {
-            float *score = scores + i * PANEL + v * VEC_LANES;
-            vec sum = first ? acc[i][v] : vec_add(vec_load(score), acc[i][v]);
-            vec_store(score, vec_mul(sum, scales));
-        }
-    }
-}
-
-/* S of `rows` query rows and DOT_TILE / rows keys as dot products. `rows` must be a constant, 1 or
- * DOT_ROWS, where this is inlined. */
-static inline __attribute__((always_inline)) void
-dot_tile(int rows, const float *keys, const float *q, int64_t d_qk, float scale, float *scores,
-         f32_prefetch *prefetch)
-{
-    vec acc[DOT_TILE];
-#pragma GCC unroll 16
-    for (int i = 0; i < DOT_TILE; i++) {
-        acc[i] = vec_set1(0.0f);
-    }
-    const uint8_t *last, *line = prefetch_row(prefetch, &last);
-    for (int64_t d = 0; d < d_qk; d += VEC_LANES) {
-        __builtin_prefetch(line, 0, 2);
-        line = line + LINE_BYTES <= last ? line + LINE_BYTES : last;
-        vec q_row[DOT_ROWS];
-#pragma GCC unroll 4
-        for (int row = 0; row < rows; row++) {
-            q_row[row] = vec_load(q + row * MLA_D_QK_MAX + d);
-        }
-#pragma GCC unroll 16
-        for (int key = 0; key < DOT_TILE / rows; key++) {
-            vec values = vec_load(keys + key * KEY_STRIDE + d);
-#pragma GCC unroll 4
-            for (int row = 0; row < rows; row++) {
-                acc[key * rows + row] = vec_fma(values, q_row[row], acc[key * rows + row]);
-            }
-        }
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < DOT_TILE; i += 4) {
-        if (rows == 4) {
-            vec_sum4(&acc[i], scale, scores + i / 4 * PANEL);
-        } else {
-            float sums[4];
-            vec_sum4(&acc[i], scale, sums);
-            for (int key = 0; key < 4; key++) {
-                scores[(i + key) * PANEL] = sums[key];
-            }
-        }
-    }
-}
-
-/*
- * One tile of O: `tile` rows by two vectors of columns, over the first `num_keys` keys. What is
- * there is multiplied by the rows' factors, or taken for zero when `rescale` is NULL.
- */
-static inline __attribute__((always_inline)) void
-value_tile(int tile, const float *weights, const float *values, int64_t num_keys,
-           const float *rescale, float *out, int64_t out_stride, f32_prefetch *prefetch)
-{
-    vec acc[ROW_TILE][2];
-#pragma GCC unroll 16
-    for (int i = 0; i < tile; i++) {
-#pragma GCC unroll 2
-        for (int v = 0; v < 2; v++) {
-            acc[i][v] = rescale ? vec_mul(vec_load(out + i * out_stride + v * VEC_LANES),
-                                          vec_set1(rescale[i]))
-                                : vec_set1(0.0f);
-        }
-    }
-    outer_product(tile, 2, acc, weights, 1, PANEL, values, KEY_STRIDE, num_keys,
-                  prefetch);
-#pragma GCC unroll 16
-    for (int i = 0; i < tile; i++) {
-        vec_store(out + i * out_stride, acc[i][0]);
-        vec_store(out + i * out_stride + VEC_LANES, acc[i][1]);
+        pack_panel(job->keys, q_rows, rows, scratch->keys, scratch->q[panel].panel);
     }
 }
 
@@ -407,30 +140,6 @@ static void score_few_rows(f32_scratch *scratch, const float (*q)[MLA_D_QK_MAX],
             dot_tile(1, scratch->keys[key], q[row], d_qk, scale, &scratch->scores[key][row],
                      prefetch);
         }
-    }
-}
-
-static void value_group(int32_t count, const float *weights, const float *values, int64_t num_keys,
-                        const float *rescale, float *out, int64_t out_stride,
-                        f32_prefetch *prefetch)
-{
-    assert(count >= 1 && count <= ROW_TILE);
-    switch (count) {
-#define VALUE_TILE(tile)                                                                           \
-    case tile:                                                                                     \
-        value_tile(tile, weights, values, num_keys, rescale, out, out_stride, prefetch);           \
-        return;
-        VALUE_TILE(1)
-        VALUE_TILE(2)
-        VALUE_TILE(3)
-        VALUE_TILE(4)
-        VALUE_TILE(5)
-        VALUE_TILE(6)
-#if ROW_TILE > 6
-        VALUE_TILE(7)
-        VALUE_TILE(8)
-#endif
-#undef VALUE_TILE
     }
 }
 
@@ -568,8 +277,8 @@ static int32_t group_rows(const mla_cpu_job *job, const f32_block *block, int32_
     for (int32_t begin = 0; begin < rows;) {
         int32_t keys = visible_keys(job, panel_row + begin, block->begin, block->num_keys);
         int32_t end = begin + 1;
-        while (end < rows && visible_keys(job, panel_row + end, block->begin, block->num_keys) ==
-                                 keys) {
+        while (end < rows &&
+               visible_keys(job, panel_row + end, block->begin, block->num_keys) == keys) {
             end++;
         }
         int32_t pieces = (end - begin + ROW_TILE - 1) / ROW_TILE;
@@ -607,8 +316,8 @@ static void attend_panel(const mla_cpu_job *job, f32_scratch *scratch, const f32
         score_few_rows(scratch, (const float(*)[MLA_D_QK_MAX])scratch->q[panel].row, rows,
                        job->keys->d_qk, most_keys, scale, prefetch);
     } else {
-        score_panel(scratch, (const float(*)[PANEL])scratch->q[panel].panel, rows,
-                    job->keys->d_qk, most_keys, scale, prefetch);
+        score_panel(scratch, (const float(*)[PANEL])scratch->q[panel].panel, rows, job->keys->d_qk,
+                    most_keys, scale, prefetch);
     }
     for (int32_t g = 0; g < num_groups; g++) {
         mask_scores(scratch, &groups[g], most_keys);
@@ -687,9 +396,8 @@ static void attend_f32(const mla_cpu_job *job)
     while (block->num_keys > 0) {
         widen_block(job->keys, block, scratch->keys);
         next = resolve_block(job, next, end, next_block);
-        f32_prefetch prefetch = {.block = next_block,
-                                 .row_bytes = row_bytes,
-                                 .stretches = stretches};
+        f32_prefetch prefetch = {
+            .block = next_block, .row_bytes = row_bytes, .stretches = stretches};
         for (int32_t panel = 0; panel < panels; panel++) {
             attend_panel(job, scratch, block, panel, first, &prefetch);
         }

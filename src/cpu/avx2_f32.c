@@ -8,12 +8,7 @@ typedef __m256 vec;
 
 #define ROW_TILE 6
 
-enum {
-    VEC_LANES = 8,
-    KEY_TILE = 6,
-    KEY_TILE_NARROW = 12,
-    DOT_TILE = 8
-};
+enum { VEC_LANES = 8, KEY_TILE = 6, KEY_TILE_NARROW = 12, DOT_TILE = 8 };
 
 static inline vec vec_load(const float *p)
 {
@@ -105,4 +100,5 @@ const mla_cpu_kernel mla_avx2_kernel = {.isa = MLA_ISA_AVX2,
                                         .available = mla_cpu_has_avx2,
                                         .serves = serves_f32,
                                         .scratch_bytes = sizeof(f32_scratch),
-                                        .attend = attend_f32};
+                                        .attend = attend_f32,
+                                        .narrow = narrow_row};

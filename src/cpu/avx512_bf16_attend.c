@@ -20,8 +20,8 @@ typedef struct bf16_pass {
 
 bool mla_bf16_serves(mla_kv_format kv_format, mla_dtype dtype)
 {
-    return dtype == MLA_DTYPE_BF16 && (kv_format == MLA_KV_NATIVE ||
-                                       kv_format == MLA_KV_FP8_656 || kv_format == MLA_KV_FP8_584);
+    return dtype == MLA_DTYPE_BF16 && (kv_format == MLA_KV_NATIVE || kv_format == MLA_KV_FP8_656 ||
+                                       kv_format == MLA_KV_FP8_584);
 }
 
 static int32_t source_row_bytes(const mla_key_rows *keys)
@@ -52,7 +52,7 @@ static void start_pass(bf16_pass *pass)
     mla_bf16_pack_queries(job, job->scale < 0.0f, scratch);
     for (int32_t row = 0; row < MLA_CPU_TILE_ROWS; row++) {
         scratch->row_ref[row] = scratch->row_max[row] = -INFINITY;
-        scratch->row_sum[row] = 0.0f;
+        scratch->row_sum[row] = scratch->row_rounded[row] = 0.0f;
     }
 }
 
@@ -69,33 +69,41 @@ static void set_visible(const bf16_pass *pass, const mla_bf16_block *block)
     }
 }
 
-/* O += P * V with P rounded to bf16, and what the rounding took away where it counts. */
+/* O += P * V with P rounded to bf16, and a split V too. */
 static void add_values(bf16_pass *pass, const mla_bf16_block *block, bool masked)
+{
+    mla_bf16_scratch *scratch = pass->scratch;
+    int32_t groups[MLA_BF16_GROUPS];
+    for (int32_t group = 0; group < pass->groups; group++) {
+        bool moved = mla_bf16_softmax(scratch, group, block->padded_keys, pass->scale, masked,
+                                      block->split);
+        if (moved && !pass->first) {
+            pass->engine->rescale(scratch, group);
+        }
+        pass->engine->arrange(scratch, group, block->padded_keys);
+        groups[group] = group;
+    }
+    pass->engine->values(scratch, groups, pass->groups, block->padded_keys, pass->first);
+    pass->first = false;
+}
+
+/* O += what the rounding of P or of V took away, in the rows where it counts. */
+static void add_remainders(bf16_pass *pass, const mla_bf16_block *block, bool masked, bool of_p)
 {
     mla_bf16_scratch *scratch = pass->scratch;
     int32_t groups[MLA_BF16_GROUPS];
     int32_t num_groups = 0;
     for (int32_t group = 0; group < pass->groups; group++) {
-        bool moved =
-            mla_bf16_softmax(scratch, group, block->padded_keys, pass->scale, masked);
-        if (moved && !pass->first) {
-            pass->engine->rescale(scratch, group);
-        }
-        pass->engine->arrange(scratch, group, block->padded_keys);
-        groups[num_groups++] = group;
-    }
-    pass->engine->values(scratch, groups, num_groups, block->padded_keys, pass->first);
-    pass->first = false;
-
-    num_groups = 0;
-    for (int32_t group = 0; group < pass->groups; group++) {
         if (scratch->few_keys[group] != 0) {
-            mla_bf16_softmax_remainders(scratch, group, block->padded_keys, pass->scale, masked);
+            mla_bf16_softmax_few(scratch, group, block->padded_keys, pass->scale, masked, of_p);
             pass->engine->arrange(scratch, group, block->padded_keys);
             groups[num_groups++] = group;
         }
     }
     if (num_groups > 0) {
+        if (!of_p) {
+            mla_bf16_pair_values(scratch, &scratch->low_block);
+        }
         pass->engine->values(scratch, groups, num_groups, block->padded_keys, false);
     }
 }
@@ -116,7 +124,14 @@ static bool attend_block(bf16_pass *pass, mla_bf16_block *block)
     }
     set_visible(pass, block);
     pass->engine->scores(pass->scratch, block, pass->groups, pass->job->keys->d_qk);
+    if (block->split) {
+        pass->engine->add_scores(pass->scratch, &pass->scratch->low_block, pass->groups, MLA_D_V);
+    }
     add_values(pass, block, masked);
+    add_remainders(pass, block, masked, true);
+    if (block->split) {
+        add_remainders(pass, block, masked, false);
+    }
     return true;
 }
 
@@ -147,8 +162,7 @@ static void finish_pass(const bf16_pass *pass)
     for (int32_t row = 0; row < job->rows; row++) {
         float sum = scratch->row_sum[row];
         factor[row] = 1.0f / sum;
-        job->lse[row] = sum == 0.0f ? -INFINITY
-                                    : scratch->row_ref[row] * (float)M_LN2 + logf(sum);
+        job->lse[row] = sum == 0.0f ? -INFINITY : scratch->row_ref[row] * (float)M_LN2 + logf(sum);
         job->row_max[row] = scratch->row_max[row] * (float)M_LN2;
     }
     for (int32_t first = 0; first < job->rows && !pass->first; first += MLA_BF16_LANES) {

@@ -13,6 +13,7 @@
 #include "bf16_attend.h"
 #include "bf16_vectors.h"
 #include "cpu_features.h"
+#include "narrow_row.h"
 
 #include <assert.h>
 #include <string.h>
@@ -33,17 +34,18 @@ static inline __m512bh broadcast_pair(const uint8_t *data)
 }
 
 /* c[v][i] (+)= sum over k of a[i][k] * b[v][k]. `vecs` must be constant where this is inlined. */
-static inline __attribute__((always_inline)) void
-product_tile(int vecs, const broadcast_operand *a, const mla_bf16_pair *const *b, int64_t depth,
-             bool accumulate, float *const *c)
+static inline __attribute__((always_inline)) void product_tile(int vecs, const broadcast_operand *a,
+                                                               const mla_bf16_pair *const *b,
+                                                               int64_t depth, bool accumulate,
+                                                               float *const *c)
 {
     __m512 acc[TILE][VECS];
 #pragma GCC unroll 8
     for (int i = 0; i < TILE; i++) {
 #pragma GCC unroll 3
         for (int v = 0; v < vecs; v++) {
-            acc[i][v] =
-                accumulate ? _mm512_load_ps(c[v] + i * MLA_BF16_LANES) : _mm512_setzero_ps();
+            acc[i][v] = accumulate ? _mm512_load_ps(c[v] + i * MLA_BF16_LANES)
+                                   : _mm512_setzero_ps();
         }
     }
     for (int64_t k = 0; k < depth; k++) {
@@ -87,24 +89,14 @@ static void product(int32_t vecs, const broadcast_operand *a, const mla_bf16_pai
     }
 }
 
-static void pair_values(mla_bf16_scratch *scratch, const mla_bf16_block *block)
-{
-    for (int32_t key = 0; key < block->padded_keys; key += 2) {
-        for (int32_t strip = 0; strip < MLA_BF16_STRIPS; strip += 2) {
-            mla_bf16_pair_columns(block->row[key] + strip * 32, block->row[key + 1] + strip * 32,
-                                  scratch->v[strip][key / 2], scratch->v[strip + 1][key / 2]);
-        }
-    }
-}
-
 /* How many of `left` groups the next tile takes: 3 at a time, but never leaving 1 of 4. */
 static int32_t tile_groups(int32_t left)
 {
     return left == 4 ? 2 : left < VECS ? left : VECS;
 }
 
-static void avx512_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
-                          int64_t d_qk)
+static void score_keys(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
+                       int64_t depth, bool accumulate)
 {
     for (int32_t key = 0; key < block->padded_keys; key += TILE) {
         broadcast_operand a = {.step = sizeof(mla_bf16_pair)};
@@ -120,11 +112,23 @@ static void avx512_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block
                 b[v] = scratch->q[group + v][0];
                 c[v] = scratch->s[group + v][key];
             }
-            product(vecs, &a, b, d_qk / 2, false, c);
+            product(vecs, &a, b, depth / 2, accumulate, c);
         }
         mla_bf16_prefetch_lines(&scratch->prefetch, TILE * MLA_BF16_ROW_BYTES / 64);
     }
-    pair_values(scratch, block);
+}
+
+static void avx512_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
+                          int64_t depth)
+{
+    score_keys(scratch, block, groups, depth, false);
+    mla_bf16_pair_values(scratch, block);
+}
+
+static void avx512_add_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block,
+                              int32_t groups, int64_t depth)
+{
+    score_keys(scratch, block, groups, depth, true);
 }
 
 static void avx512_arrange(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys)
@@ -177,13 +181,11 @@ static void avx512_store(const mla_bf16_scratch *scratch, int32_t group, const f
             /* The inverse of the order that mla_bf16_pair_columns() leaves. */
             int32_t in_pair = column % 32 + i;
             int32_t strip = column / 32 * 2 + in_pair % 8 / 4;
-            words[i] =
-                _mm512_load_si512(scratch->o[group][strip][in_pair / 8 * 4 + in_pair % 4]);
+            words[i] = _mm512_load_si512(scratch->o[group][strip][in_pair / 8 * 4 + in_pair % 4]);
         }
         mla_transpose_16x16(words);
         for (int32_t row = 0; row < rows; row++) {
-            __m512 o = _mm512_mul_ps(_mm512_castsi512_ps(words[row]),
-                                     _mm512_set1_ps(factor[row]));
+            __m512 o = _mm512_mul_ps(_mm512_castsi512_ps(words[row]), _mm512_set1_ps(factor[row]));
             _mm512_storeu_ps(out + row * out_stride + column, o);
         }
     }
@@ -192,6 +194,7 @@ static void avx512_store(const mla_bf16_scratch *scratch, int32_t group, const f
 static void avx512_bf16_attend(const mla_cpu_job *job)
 {
     static const mla_bf16_engine engine = {.scores = avx512_scores,
+                                           .add_scores = avx512_add_scores,
                                            .arrange = avx512_arrange,
                                            .values = avx512_values,
                                            .rescale = avx512_rescale,
@@ -203,4 +206,5 @@ const mla_cpu_kernel mla_avx512_bf16_kernel = {.isa = MLA_ISA_AVX512_BF16,
                                                .available = mla_cpu_has_avx512_bf16,
                                                .serves = mla_bf16_serves,
                                                .scratch_bytes = sizeof(mla_bf16_scratch),
-                                               .attend = avx512_bf16_attend};
+                                               .attend = avx512_bf16_attend,
+                                               .narrow = narrow_row};

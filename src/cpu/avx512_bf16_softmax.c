@@ -7,17 +7,19 @@
  *
  * Few keys. Rounding P to bf16 makes an error in O of about 2^-9.3 |V| sqrt(sum P^2) / sum P: noise
  * that averages out over many keys, but is as large as O itself where a few keys' values cancel.
- * Where a block's sum of P^2 is over 1/128 of the squared sum of P so far, as if under 128 keys
- * shared the weight, the remainders of the rounding are multiplied by V too. The choice is each
- * row's own, so that a row's result does not depend on the rows beside it.
+ * A row may leave blocks at that while its sum of P^2 over all of them stays under 1/192 of the
+ * squared sum of P, as if 192 keys shared the weight; 1/512 where V is rounded as well. In other
+ * blocks the remainders are multiplied too. The choice is each row's own, so that a row's result
+ * does not depend on the rows beside it.
  */
 #include "bf16_attend.h"
 #include "bf16_vectors.h"
 
 #include <math.h>
 
-#define FEW_KEYS_PART (1.0f / 128.0f)
-#define REF_HEADROOM  8.0f /* base 2 */
+#define FEW_KEYS_PART       (1.0f / 192.0f)
+#define FEW_KEYS_PART_SPLIT (1.0f / 512.0f)
+#define REF_HEADROOM        8.0f /* base 2 */
 
 typedef struct group_view {
     const float (*scores)[MLA_BF16_LANES];
@@ -61,15 +63,15 @@ static inline __attribute__((always_inline)) __m512 weight(const group_view *vie
 /* Rounds the weights of keys 2i and 2i + 1 to bf16 and pairs them. */
 static inline __m512i pair_weights(__m512 even, __m512 odd)
 {
-    const __m512i interleave = _mm512_set_epi16(
-        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
-        19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25,
+                                                9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2,
+                                                17, 1, 16, 0);
     return _mm512_permutexvar_epi16(interleave, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
 }
 
 /* The largest S of each row, unscaled; NaN is passed over. */
-static inline __attribute__((always_inline)) __m512
-largest_score(const group_view *view, int32_t padded_keys, bool masked)
+static inline __attribute__((always_inline)) __m512 largest_score(const group_view *view,
+                                                                  int32_t padded_keys, bool masked)
 {
     __m512 max[4];
     for (int i = 0; i < 4; i++) {
@@ -115,7 +117,7 @@ static group_view view_group(mla_bf16_scratch *scratch, int32_t group, float sca
 }
 
 bool mla_bf16_softmax(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys, float scale,
-                      bool masked)
+                      bool masked, bool split)
 {
     int32_t row = group * MLA_BF16_LANES;
     group_view view = view_group(scratch, group, scale);
@@ -144,25 +146,32 @@ bool mla_bf16_softmax(mla_bf16_scratch *scratch, int32_t group, int32_t padded_k
     }
     sum = _mm512_fmadd_ps(_mm512_load_ps(scratch->row_sum + row), factor, sum);
     _mm512_store_ps(scratch->row_sum + row, sum);
-    __m512 part = _mm512_mul_ps(_mm512_mul_ps(sum, sum), _mm512_set1_ps(FEW_KEYS_PART));
-    scratch->few_keys[group] = _mm512_cmp_ps_mask(squares, part, _CMP_GT_OQ);
+    __m512 rounded = _mm512_load_ps(scratch->row_rounded + row);
+    rounded = _mm512_mul_ps(rounded, _mm512_mul_ps(factor, factor));
+    squares = _mm512_add_ps(squares, rounded);
+    __m512 part = _mm512_set1_ps(split ? FEW_KEYS_PART_SPLIT : FEW_KEYS_PART);
+    part = _mm512_mul_ps(_mm512_mul_ps(sum, sum), part);
+    __mmask16 few = _mm512_cmp_ps_mask(squares, part, _CMP_GT_OQ);
+    scratch->few_keys[group] = few;
+    _mm512_store_ps(scratch->row_rounded + row, _mm512_mask_mov_ps(squares, few, rounded));
     return moves != 0;
 }
 
-void mla_bf16_softmax_remainders(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys,
-                                 float scale, bool masked)
+void mla_bf16_softmax_few(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys,
+                          float scale, bool masked, bool remainders)
 {
     group_view view = view_group(scratch, group, scale);
     const __m512i odd_half = _mm512_set1_epi32((int)0xffff0000);
     __mmask16 few = scratch->few_keys[group];
     for (int32_t key = 0; key < padded_keys; key += 2) {
-        __m512 even = weight(&view, key, masked);
-        __m512 odd = weight(&view, key + 1, masked);
+        __m512 even = _mm512_maskz_mov_ps(few, weight(&view, key, masked));
+        __m512 odd = _mm512_maskz_mov_ps(few, weight(&view, key + 1, masked));
         __m512i pair = pair_weights(even, odd);
-        __m512 rounded_even = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
-        __m512 rounded_odd = _mm512_castsi512_ps(_mm512_and_si512(pair, odd_half));
-        even = _mm512_maskz_sub_ps(few, even, rounded_even);
-        odd = _mm512_maskz_sub_ps(few, odd, rounded_odd);
-        _mm512_store_si512(view.pairs[key / 2], pair_weights(even, odd));
+        if (remainders) {
+            __m512 rounded_even = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+            __m512 rounded_odd = _mm512_castsi512_ps(_mm512_and_si512(pair, odd_half));
+            pair = pair_weights(_mm512_sub_ps(even, rounded_even), _mm512_sub_ps(odd, rounded_odd));
+        }
+        _mm512_store_si512(view.pairs[key / 2], pair);
     }
 }

@@ -8,12 +8,7 @@ typedef __m512 vec;
 
 #define ROW_TILE 8
 
-enum {
-    VEC_LANES = 16,
-    KEY_TILE = 8,
-    KEY_TILE_NARROW = 16,
-    DOT_TILE = 16
-};
+enum { VEC_LANES = 16, KEY_TILE = 8, KEY_TILE_NARROW = 16, DOT_TILE = 16 };
 
 static inline vec vec_load(const float *p)
 {
@@ -111,4 +106,5 @@ const mla_cpu_kernel mla_avx512_kernel = {.isa = MLA_ISA_AVX512,
                                           .available = mla_cpu_has_avx512,
                                           .serves = serves_f32,
                                           .scratch_bytes = sizeof(f32_scratch),
-                                          .attend = attend_f32};
+                                          .attend = attend_f32,
+                                          .narrow = narrow_row};

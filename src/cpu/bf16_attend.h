@@ -6,14 +6,15 @@
  *     P^T           = bf16(exp2(S^T * scale - ref))    no reduction crosses lanes
  *     O            += P * V                            an engine chooses O's orientation
  *
- * Products of bf16 values are exact and so are q, K and V: native rows are bf16, and an e4m3 value
- * times a power of two is one. Two roundings to bf16 remain, of P and of the result. That of P is
- * harmless where many keys share a row's weight, and is undone where few do: there the remainder
- * P - bf16(P) is multiplied by V too (avx512_bf16_softmax.c says when).
+ * Products of bf16 values are exact and so are q, native rows, and e4m3 values times a power of two.
+ * FP8 rows with another scale are split into two bf16 numbers, high + low = value within 2^-17, and
+ * both enter S. P is rounded to bf16, and of a split V the high part is used: errors of 2^-9 of each
+ * product that average out where many keys share a row's weight. Where few do, the remainders
+ * P - bf16(P) and the low parts of V are multiplied too (avx512_bf16_softmax.c says when).
  *
- * What this does not cover goes to the FP32 kernel, the whole job (mla_bf16_attend): scales that
- * are no power of two, e4m3 NaN, and NaN or infinities where some row may not see them. Both
- * instruction sets take bf16 denormals for zero.
+ * What this does not cover goes to the FP32 kernel, the whole job (mla_bf16_attend): e4m3 NaN,
+ * scales at the ends of float32's range, and NaN or infinities where some row may not see them.
+ * Both instruction sets take bf16 denormals for zero.
  */
 #ifndef MLA_CPU_BF16_ATTEND_H
 #define MLA_CPU_BF16_ATTEND_H
@@ -25,13 +26,16 @@
 enum {
     MLA_BF16_LANES = 16,
     MLA_BF16_GROUPS = MLA_CPU_TILE_ROWS / MLA_BF16_LANES,
-    /* Keys of a block: a block's K, V and S and the job's Q and O fit the 2 MiB of a core's L2. */
-    MLA_BF16_KEYS = 256,
+    /* Keys of a block. Its K, V, S and P and the job's Q and O are 0.8 MiB: two threads of a core
+     * share 2 MiB of L2. 128, 256, 384 and 512 keys: dense 5.7, 5.4, 5.3, 5.7 TFLOP/s, FP8 5.4, 4.2,
+     * 4.1, 4.0 (16 threads of a Xeon with AMX, medians of two runs, November 2026). */
+    MLA_BF16_KEYS = 128,
     MLA_BF16_PANEL = 32, /* keys of a panel; the keys of a block are padded to whole panels */
     MLA_BF16_D_PAIRS = MLA_D_QK_MAX / 2,
     MLA_BF16_KEY_PAIRS = MLA_BF16_KEYS / 2,
     MLA_BF16_STRIPS = MLA_D_V / MLA_BF16_LANES, /* of 16 value columns */
-    MLA_BF16_ROW_BYTES = MLA_D_QK_MAX * 2
+    MLA_BF16_ROW_BYTES = MLA_D_QK_MAX * 2,
+    MLA_BF16_LOW_BYTES = MLA_D_V * 2 /* RoPE values are bf16 in every format */
 };
 
 /* Two bf16 values in one word, the even one in the low half: the unit of every product. */
@@ -44,6 +48,7 @@ typedef struct mla_bf16_block {
     int32_t padded_keys;               /* a multiple of MLA_BF16_PANEL */
     mla_key_row source[MLA_BF16_KEYS]; /* num_keys entries */
     const uint8_t *row[MLA_BF16_KEYS]; /* padded_keys entries; the last ones are rows of zeros */
+    bool split; /* the rows are rounded: scratch->low holds what their latent values lack */
 } mla_bf16_block;
 
 /* Rows of the next block that are still to be asked for while this one is computed. */
@@ -58,6 +63,7 @@ typedef struct mla_bf16_scratch {
     alignas(64) mla_bf16_pair q[MLA_BF16_GROUPS][MLA_BF16_D_PAIRS][MLA_BF16_LANES];
     /* Rows that are not used in place: decoded from FP8, or copied to lie evenly. */
     alignas(64) uint8_t rows[MLA_BF16_KEYS][MLA_BF16_ROW_BYTES];
+    alignas(64) uint8_t low[MLA_BF16_KEYS][MLA_BF16_LOW_BYTES];
     /* V by pairs of keys. Strips 2i and 2i + 1 hold columns 32i ... 32i + 31 in the order of
      * mla_bf16_strip_column(). */
     alignas(64) mla_bf16_pair v[MLA_BF16_STRIPS][MLA_BF16_KEY_PAIRS][MLA_BF16_LANES];
@@ -67,18 +73,24 @@ typedef struct mla_bf16_scratch {
     alignas(64) float row_ref[MLA_CPU_TILE_ROWS]; /* weights are exp2(S - ref); base 2 */
     alignas(64) float row_max[MLA_CPU_TILE_ROWS]; /* base 2 */
     alignas(64) float row_sum[MLA_CPU_TILE_ROWS];
-    alignas(64) float rescale[MLA_BF16_LANES];      /* of the group at work */
-    alignas(64) int32_t visible[MLA_CPU_TILE_ROWS]; /* keys of the block that a row sees */
-    uint16_t few_keys[MLA_BF16_GROUPS]; /* bit r: row r's weight lies on few keys of the block */
-    mla_bf16_block block[2]; /* the block at work and the one being prefetched */
+    alignas(64) float row_rounded[MLA_CPU_TILE_ROWS]; /* sum of P^2 where P was left rounded */
+    alignas(64) float rescale[MLA_BF16_LANES];        /* of the group at work */
+    alignas(64) int32_t visible[MLA_CPU_TILE_ROWS];   /* keys of the block that a row sees */
+    uint16_t few_keys[MLA_BF16_GROUPS]; /* bit r: row r needs the remainders in this block */
+    mla_bf16_block block[2];            /* the block at work and the one being prefetched */
+    mla_bf16_block low_block;           /* the low parts of a split block as a block of their own */
     mla_bf16_prefetch prefetch;
 } mla_bf16_scratch;
 
 /* What an instruction set does its own way. `groups` counts groups of 16 rows. */
 typedef struct mla_bf16_engine {
-    /* scratch->s = S^T, unscaled, of the block's padded keys; and scratch->v. */
+    /* scratch->s = S^T over `depth` dimensions, unscaled, of the block's padded keys; and
+     * scratch->v. */
     void (*scores)(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
-                   int64_t d_qk);
+                   int64_t depth);
+    /* scratch->s += the same, and nothing else. */
+    void (*add_scores)(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
+                       int64_t depth);
     /* Brings scratch->p of a group, [pair of keys][row], into the order that values() reads. */
     void (*arrange)(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys);
     /* O of the chosen groups += P * V, or = P * V when `first`. */
@@ -104,8 +116,11 @@ void mla_bf16_pack_queries(const mla_cpu_job *job, bool negate, mla_bf16_scratch
 int64_t mla_bf16_resolve(const mla_key_rows *keys, int64_t begin, int64_t end,
                          mla_bf16_block *block);
 
-/* Fills `row`; false if a key has no exact bf16 form. */
+/* Fills `row` and `split`, and scratch->low_block if split; false if a key is not served here. */
 bool mla_bf16_decode(const mla_key_rows *keys, mla_bf16_block *block, mla_bf16_scratch *scratch);
+
+/* scratch->v of a block. */
+void mla_bf16_pair_values(mla_bf16_scratch *scratch, const mla_bf16_block *block);
 
 /* Whether all value columns of the block are finite. */
 bool mla_bf16_values_finite(const mla_bf16_block *block);
@@ -129,14 +144,16 @@ static inline void mla_bf16_prefetch_lines(mla_bf16_prefetch *prefetch, int32_t 
  * One block of the online softmax of a group: scratch->s to scratch->p, and the group's row_ref,
  * row_max, row_sum, few_keys and scratch->rescale. `scale` takes S to base 2 and is not negative.
  * Row r sees the first scratch->visible[r] keys; `masked` is false only if all rows see all padded
- * keys. Returns whether O must be rescaled first.
+ * keys; `split` if V is rounded. Returns whether O must be rescaled first.
  */
 bool mla_bf16_softmax(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys, float scale,
-                      bool masked);
+                      bool masked, bool split);
 
-/* After mla_bf16_softmax(): scratch->p of a group becomes the remainders P - bf16(P) in the rows of
- * few_keys, 0 in the others. */
-void mla_bf16_softmax_remainders(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys,
-                                 float scale, bool masked);
+/*
+ * After mla_bf16_softmax(): scratch->p of a group once more, 0 in the rows that are not among its
+ * few_keys; with `remainders`, P - bf16(P) in place of P.
+ */
+void mla_bf16_softmax_few(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys,
+                          float scale, bool masked, bool remainders);
 
 #endif

@@ -3,16 +3,11 @@
 #include "kernels.h"
 
 typedef float vec __attribute__((vector_size(16)));
-typedef int32_t vec_bits __attribute__((vector_size(16)));
+typedef uint32_t vec_bits __attribute__((vector_size(16)));
 
 #define ROW_TILE 6
 
-enum {
-    VEC_LANES = 4,
-    KEY_TILE = 6,
-    KEY_TILE_NARROW = 12,
-    DOT_TILE = 8
-};
+enum { VEC_LANES = 4, KEY_TILE = 6, KEY_TILE_NARROW = 12, DOT_TILE = 8 };
 
 static inline vec vec_load(const float *p)
 {
@@ -118,4 +113,5 @@ const mla_cpu_kernel mla_portable_kernel = {.isa = MLA_ISA_PORTABLE,
                                             .available = always_available,
                                             .serves = serves_f32,
                                             .scratch_bytes = sizeof(f32_scratch),
-                                            .attend = attend_f32};
+                                            .attend = attend_f32,
+                                            .narrow = narrow_row};

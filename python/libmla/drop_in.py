@@ -83,9 +83,10 @@ def _build_metadata(cache_seqlens, num_q_tokens_per_head_k, num_heads_k, num_hea
         raise ValueError("num_heads_q: is None; a sparse schedule (topk) needs it")
     if topk is not None and (num_heads_q < 1 or rows % num_heads_q):
         raise ValueError(f"num_heads_q = {num_heads_q}: does not divide {rows} query rows")
-    launch = _canonical_launch(adaptor, seen, rows, num_heads_k, num_heads_q, is_fp8_kvcache, topk)
-    roomiest = _canonical_launch(adaptor, seen, 1, 1, 1, False, None)
-    plan = plans.Plan(launch, cache_seqlens, max(launch.plan_bytes, roomiest.plan_bytes))
+    problem = _canonical_problem(seen.shape[0], rows, num_heads_k, num_heads_q, is_fp8_kvcache,
+                                 topk)
+    launch = Launch(adaptor, seen.device, problem, abi.Tensors())
+    plan = plans.Plan(launch, cache_seqlens, max(launch.plan_bytes, _roomiest_bytes(launch)))
     plan._build(launch, (cache_seqlens if topk is None else None, None, None))
     table, num_splits = plan.table, plan.num_splits()
     if adaptor.name == "torch":
@@ -107,9 +108,21 @@ def _canonical_problem(batch, rows, h_kv, num_heads_q, is_fp8, topk):
     return problem
 
 
-def _canonical_launch(adaptor, seqlens, *shape) -> Launch:
-    problem = _canonical_problem(seqlens.shape[0], *shape)
-    return Launch(adaptor, seqlens.device, problem, abi.Tensors())
+def _plan_bytes(launch, problem) -> int:
+    """What the plan of another problem takes on the device of a launch."""
+    sizes = abi.Sizes()
+    check(lib.mla_get_sizes(launch.context, ctypes.addressof(problem), ctypes.addressof(sizes)))
+    return sizes.plan_bytes
+
+
+def _roomiest_bytes(launch) -> int:
+    """The largest plan of a device: whole requests, more of them than parts, a row each.
+
+    Every table has room for it, so that tables of all batches can be copied over one another.
+    """
+    problem = _canonical_problem(2**31 - 1, 1, 1, None, False, None)
+    problem.batch_invariant = True
+    return _plan_bytes(launch, problem)
 
 
 def _is_cut_canonically(launch) -> bool:
@@ -123,9 +136,7 @@ def _is_cut_canonically(launch) -> bool:
     topk = None if p.op == abi.OP_DENSE_DECODE else p.topk
     problem = _canonical_problem(p.batch, p.s_q * p.h_q, p.h_kv, p.h_q,
                                  p.kv_format == abi.KV_FP8_656, topk)
-    sizes = abi.Sizes()
-    check(lib.mla_get_sizes(launch.context, ctypes.addressof(problem), ctypes.addressof(sizes)))
-    return sizes.plan_bytes == launch.plan_bytes
+    return _plan_bytes(launch, problem) == launch.plan_bytes
 
 
 def _asks_one_partition(table) -> bool:

@@ -60,7 +60,7 @@ class NumpyArrays:
 
     @staticmethod
     def pointer(array) -> int:
-        return array.__array_interface__["data"][0]
+        return array.ctypes.data
 
     @staticmethod
     def describe(array) -> Described:

@@ -16,9 +16,12 @@ tensor carries the attributes of the newer object too.
 
 from __future__ import annotations
 
+import ctypes
+
 from . import abi, attention, plans
 from .arrays import I32, adaptor_of, adopt, is_native
 from .launch import Launch, check_one_framework, describe, expect
+from .library import check, lib
 
 # The modes of FlashMLA that this shape of tile_scheduler_metadata stands for: one partition for all
 # requests, no request split. vLLM overwrites the attribute with such a tensor.
@@ -80,9 +83,10 @@ def _build_metadata(cache_seqlens, num_q_tokens_per_head_k, num_heads_k, num_hea
         raise ValueError("num_heads_q: is None; a sparse schedule (topk) needs it")
     if topk is not None and (num_heads_q < 1 or rows % num_heads_q):
         raise ValueError(f"num_heads_q = {num_heads_q}: does not divide {rows} query rows")
-    launch = _canonical_launch(adaptor, seen, rows, num_heads_k, num_heads_q, is_fp8_kvcache, topk)
-    roomiest = _canonical_launch(adaptor, seen, 1, 1, 1, False, None)
-    plan = plans.Plan(launch, cache_seqlens, max(launch.plan_bytes, roomiest.plan_bytes))
+    problem = _canonical_problem(seen.shape[0], rows, num_heads_k, num_heads_q, is_fp8_kvcache,
+                                 topk)
+    launch = Launch(adaptor, seen.device, problem, abi.Tensors())
+    plan = plans.Plan(launch, cache_seqlens, max(launch.plan_bytes, _roomiest_bytes(launch)))
     plan._build(launch, (cache_seqlens if topk is None else None, None, None))
     table, num_splits = plan.table, plan.num_splits()
     if adaptor.name == "torch":
@@ -93,19 +97,46 @@ def _build_metadata(cache_seqlens, num_q_tokens_per_head_k, num_heads_k, num_hea
     return table, num_splits
 
 
-def _canonical_launch(adaptor, seqlens, rows, h_kv, num_heads_q, is_fp8, topk) -> Launch:
-    """A problem whose schedule is that of every problem with these lengths and query rows.
-
-    Cuts depend on lengths and on the rows that share a KV head, not on page size, dtype or the
-    split of rows into tokens and heads.
-    """
-    problem = abi.Problem(op=abi.OP_DENSE_DECODE, dtype=abi.DTYPE_BF16, batch=seqlens.shape[0],
-                          s_q=1, h_q=rows, h_kv=h_kv, d_qk=576, d_v=512, page_size=64)
+def _canonical_problem(batch, rows, h_kv, num_heads_q, is_fp8, topk):
+    """The problem that stands for all that get_mla_metadata() cannot tell apart."""
+    problem = abi.Problem(op=abi.OP_DENSE_DECODE, dtype=abi.DTYPE_BF16, batch=batch, s_q=1,
+                          h_q=rows, h_kv=h_kv, d_qk=576, d_v=512, page_size=64)
     if topk is not None:
         problem.op, problem.topk = abi.OP_SPARSE_DECODE, topk
         problem.s_q, problem.h_q = rows // num_heads_q, num_heads_q
         problem.kv_format = abi.KV_FP8_656 if is_fp8 else abi.KV_NATIVE
-    return Launch(adaptor, seqlens.device, problem, abi.Tensors())
+    return problem
+
+
+def _plan_bytes(launch, problem) -> int:
+    """What the plan of another problem takes on the device of a launch."""
+    sizes = abi.Sizes()
+    check(lib.mla_get_sizes(launch.context, ctypes.addressof(problem), ctypes.addressof(sizes)))
+    return sizes.plan_bytes
+
+
+def _roomiest_bytes(launch) -> int:
+    """The largest plan of a device: whole requests, more of them than parts, a row each.
+
+    Every table has room for it, so that tables of all batches can be copied over one another.
+    """
+    problem = _canonical_problem(2**31 - 1, 1, 1, None, False, None)
+    problem.batch_invariant = True
+    return _plan_bytes(launch, problem)
+
+
+def _is_cut_canonically(launch) -> bool:
+    """Whether a call cuts its batch as the canonical problem of its rows does.
+
+    Cuts follow from the lengths and the number of parts, which follows from the rows of a KV head
+    and which the buffer's size tells. A backend may need more room for rows of which tokens and
+    heads are known: then the schedule in the tensor is not this call's.
+    """
+    p = launch.problem
+    topk = None if p.op == abi.OP_DENSE_DECODE else p.topk
+    problem = _canonical_problem(p.batch, p.s_q * p.h_q, p.h_kv, p.h_q,
+                                 p.kv_format == abi.KV_FP8_656, topk)
+    return _plan_bytes(launch, problem) == launch.plan_bytes
 
 
 def _asks_one_partition(table) -> bool:
@@ -159,6 +190,9 @@ def _attach(metadata, launch) -> int:
     if signature != launch.table_signature:
         _check_table(metadata, launch)
         launch.table_signature = signature
+        launch.table_serves = _is_cut_canonically(launch)
+    if not launch.table_serves:
+        return 0
     table_at = adaptor.pointer(metadata)
     if not launch.on_cuda:
         plans.check_host_table(launch, table_at)

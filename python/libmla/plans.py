@@ -12,7 +12,8 @@ from .library import check, lib
 
 # A plan buffer is a header of 64 bytes and records of 32, so it is also an int32 table [n, 8].
 _RECORD_INTS = 8
-HEADER_RECORDS = 2
+_RECORD_BYTES = 4 * _RECORD_INTS
+_HEADER_RECORDS = 2
 _MAGIC = 0x504C414D
 
 
@@ -38,7 +39,7 @@ class PlanPart:
 
 def new_table(adaptor, num_bytes: int, like):
     """An int32 table [n, 8] with room for a plan, on the device of `like`."""
-    records = -(-num_bytes // (4 * _RECORD_INTS))
+    records = -(-num_bytes // _RECORD_BYTES)
     return adaptor.empty((records, _RECORD_INTS), I32, like)
 
 
@@ -160,5 +161,5 @@ class Plan:
     def num_splits(self):
         """FlashMLA's num_splits, int32 [batch + 1]: request i has num_splits[i+1] - num_splits[i]."""
         p = self._launch.problem
-        records = self.table[HEADER_RECORDS:]
+        records = self.table[_HEADER_RECORDS : self._launch.plan_bytes // _RECORD_BYTES]
         return self._launch.adaptor.split_table(records, p.batch, self._launch.num_reqs)

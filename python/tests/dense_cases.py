@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, replace
 
 import torch
-from attention_reference import attend, check_lse, check_out
+from libmla.numpy_reference import attend, check_lse, check_out
 
 WILD_PAGE = 2147480000  # in entries of the block table that no length reaches
 
@@ -47,8 +47,7 @@ class DenseBatch:
         self.lengths = [self._length(rng, i) for i in range(case.b)]
         pages = [-(-length // case.page_size) for length in self.lengths]
         num_pages = sum(pages) + 3
-        self.cache = (torch.randn(num_pages, case.page_size, case.h_kv, case.d) * case.std).to(
-            case.dtype).clamp(-1e4, 1e4)
+        self.cache = self._random(device, num_pages, case.page_size, case.h_kv, case.d)
         order = list(range(num_pages))
         rng.shuffle(order)
         table = torch.full((case.b, max(pages) + 2), WILD_PAGE, dtype=torch.int32)
@@ -59,11 +58,12 @@ class DenseBatch:
             used = self.lengths[i] % case.page_size
             if used:
                 self.cache[mine[-1], used:] = float("nan")
-        self.q = (torch.randn(case.b, case.s_q, case.h_q, case.d) * case.std).to(case.dtype)
-        self.table = table
-        self.seqlens = torch.tensor(self.lengths, dtype=torch.int32)
-        for name in ("q", "cache", "table", "seqlens"):
-            setattr(self, name, getattr(self, name).to(device))
+        self.q = self._random(device, case.b, case.s_q, case.h_q, case.d)
+        self.table = table.to(device)
+        self.seqlens = torch.tensor(self.lengths, dtype=torch.int32, device=device)
+
+    def _random(self, device, *shape):
+        return torch.randn(shape, device=device).mul_(self.case.std).to(self.case.dtype)
 
     def _length(self, rng, idx):
         case = self.case

@@ -112,7 +112,8 @@ def test_metadata_size_depends_on_the_device_alone(device):
 
     first = table(1, 16, 1)
     assert first.dtype == torch.int32 and first.ndim == 2 and first.shape[1] == 8
-    for arguments in ((500, 16, 1), (1, 1, 1), (3, 512, 1), (2, 64, 2)):
+    for arguments in ((500, 16, 1), (1, 1, 1), (3, 512, 1), (2, 64, 2), (70000, 1, 1), (8, 1, 1),
+                      (33, 128, 1)):
         assert table(*arguments).shape == first.shape
 
 
@@ -194,5 +195,16 @@ def test_num_splits_tell_the_schedule(device):
     counts = plan.num_splits().diff().tolist()
     parts = plan.parts()
     assert counts[1:] == [1, 1, 1]
+    _, num_splits = flash_mla.get_mla_metadata(seqlens, 16, 1)
+    assert num_splits.diff().tolist() == counts
     assert counts[0] == sum(part.begin_req == 0 for part in parts)
     assert sum(part.num_blocks for part in parts) == sum(-(-n // 64) for n in seqlens.tolist())
+
+
+@pytest.mark.parametrize("s_q,h_q,h_kv", [(4, 20, 1), (3, 9, 3), (2, 128, 1), (2, 126, 2)])
+def test_older_metadata_with_odd_heads(s_q, h_q, h_kv, device):
+    """The tensor tells rows, not tokens and heads; where that matters, the call plans for itself."""
+    batch = DenseBatch(DenseCase(3, s_q, 300, h_q, h_kv), device)
+    metadata, num_splits = flash_mla.get_mla_metadata(batch.seqlens, s_q * h_q // h_kv, h_kv)
+    batch.check(*flash_mla.flash_mla_with_kvcache(
+        batch.q, batch.cache, batch.table, batch.seqlens, 512, metadata, num_splits, causal=True))

@@ -8,17 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import libmla
 import numpy as np
 import pytest
-from attention_reference import attend, check_lse, check_out
-
-
-def bf16(array):
-    """Bits of float32 values as bfloat16, rounded to nearest even."""
-    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def f32(bits):
-    return (np.asarray(bits).astype(np.uint32) << 16).view(np.float32)
+from libmla.numpy_reference import attend, check_lse, check_out
+from libmla.numpy_reference import bf16_bits as bf16
+from libmla.numpy_reference import bf16_values as f32
 
 
 class Batch:

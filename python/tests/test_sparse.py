@@ -3,7 +3,7 @@
 import flash_mla
 import pytest
 import torch
-from attention_reference import attend, check_lse, check_out
+from libmla.numpy_reference import attend, check_lse, check_out
 
 WILD = [-1, -2147483648, 2147483647]
 

@@ -1,4 +1,9 @@
-"""Attention in float64 numpy, and the tolerances that every backend is held to."""
+"""Attention in float64 numpy, and the tolerances that every backend is held to.
+
+For `python -m libmla check` and the tests; nothing on the path of a call comes here.
+"""
+
+from __future__ import annotations
 
 import numpy as np
 
@@ -39,7 +44,19 @@ def attend(q, keys, scale, num_visible=None, sink=None):
     return out, lse, row_max
 
 
+def bf16_bits(values):
+    """bfloat16 bits, as uint16, of numbers: rounded to nearest even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def bf16_values(bits):
+    """The float32 numbers that bfloat16 bits stand for."""
+    return (np.asarray(bits).astype(np.uint32) << 16).view(np.float32)
+
+
 def check_out(got, want, what="out"):
+    """Raises AssertionError where out is off the reference; returns the relative error."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     assert got.shape == want.shape
     assert np.isfinite(got).all(), f"{what}: not finite"
@@ -49,14 +66,16 @@ def check_out(got, want, what="out"):
     norm = np.linalg.norm(want)
     if norm == 0:
         assert not error.any(), f"{what}: must be exactly zero"
-        return
+        return 0.0
     relative = np.linalg.norm(error) / norm
     assert relative <= TOLERANCE_NORM, f"{what}: relative error {relative}"
     cosine = 1 - 2 * (got * want).sum() / ((got * got).sum() + (want * want).sum())
     assert cosine <= TOLERANCE_COSINE, f"{what}: cosine difference {cosine}"
+    return relative
 
 
 def check_lse(got, want, what="lse"):
+    """Raises AssertionError where lse is off the reference."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     assert got.shape == want.shape
     empty = np.isinf(want)

@@ -14,6 +14,7 @@
  */
 #include "bf16_attend.h"
 #include "bf16_vectors.h"
+#include "unroll.h"
 
 #include <math.h>
 
@@ -78,7 +79,7 @@ static inline __attribute__((always_inline)) __m512 largest_score(const group_vi
         max[i] = _mm512_set1_ps(-INFINITY);
     }
     for (int32_t key = 0; key < padded_keys; key += 4) {
-#pragma GCC unroll 4
+        MLA_UNROLL
         for (int i = 0; i < 4; i++) {
             __m512 s = _mm512_load_ps(view->scores[key + i]);
             max[i] = masked ? _mm512_mask_max_ps(max[i], sees(view, key + i), s, max[i])

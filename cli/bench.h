@@ -46,9 +46,10 @@ typedef struct bench_result {
 /* What is shared by all points of a run. */
 typedef struct bench_lab {
     engine runner, reference;
+    engine used_isa;         /* CPU: may use nothing but the instruction set in use for bf16 */
     openblas_baseline *blas; /* NULL: none */
-    void *read_memory;       /* larger than the caches */
-    size_t read_bytes;
+    uint8_t *read_memory;    /* larger than the caches, read window by window */
+    size_t read_bytes, read_at;
     double clock_ghz;
 } bench_lab;
 

@@ -13,7 +13,7 @@ enum {
     MIN_REPS = 5,
     CHECKED_ROWS = 6,
     MAX_ROTATIONS = 512,
-    MEMORY_EVERY = 4 /* repetitions between two measurements of the memory */
+    READ_WINDOW = 64 << 20 /* bytes of a measurement of the memory */
 };
 
 static const size_t rotation_bytes_most = (size_t)1 << 30;
@@ -51,6 +51,12 @@ bool bench_lab_open(bench_lab *lab, const bench_settings *settings)
         return false;
     }
     if (lab->runner.info.backend == MLA_BACKEND_CPU) {
+        tool_options only = settings->options;
+        only.isa_mask = (uint32_t)lab->runner.info.isa_used;
+        if (!engine_open(&lab->used_isa, &only)) {
+            bench_lab_close(lab);
+            return false;
+        }
         /* Twice the last level, so that no line of a pass is still there in the next. */
         size_t wanted = 2 * last_level_cache_bytes();
         lab->read_bytes = wanted < rotation_bytes_most ? wanted : rotation_bytes_most;
@@ -70,6 +76,9 @@ void bench_lab_close(bench_lab *lab)
 {
     openblas_close(lab->blas);
     memory_free(&lab->runner.memory, lab->read_memory);
+    if (lab->used_isa.ctx != NULL) {
+        engine_close(&lab->used_isa);
+    }
     engine_close(&lab->reference);
     engine_close(&lab->runner);
 }
@@ -186,6 +195,19 @@ static bool measure_blas(session *run, int64_t rep, double *seconds)
     return ok;
 }
 
+/* Reads the next window of a memory that is larger than the caches, so that none of it is there. */
+static double measure_memory(bench_lab *lab)
+{
+    if (lab->read_at + READ_WINDOW > lab->read_bytes) {
+        lab->read_at = 0;
+    }
+    size_t bytes = READ_WINDOW < lab->read_bytes ? READ_WINDOW : lab->read_bytes;
+    double gbs = memory_read_measure(lab->read_memory + lab->read_at, bytes,
+                                     lab->runner.info.num_threads);
+    lab->read_at += READ_WINDOW;
+    return gbs;
+}
+
 static bool measure_once(session *run, int64_t rep)
 {
     const mla_info *info = &run->lab->runner.info;
@@ -197,10 +219,7 @@ static bool measure_once(session *run, int64_t rep)
             add_sample(&run->product,
                        fma_peak_measure(info->isa_used, info->num_threads, peak_seconds));
         }
-        if (rep % MEMORY_EVERY == 0) {
-            add_sample(&run->memory, memory_read_measure(run->lab->read_memory,
-                                                         run->lab->read_bytes, info->num_threads));
-        }
+        add_sample(&run->memory, measure_memory(run->lab));
     }
     if (!subject_time(&run->main, rep, &seconds)) {
         return false;
@@ -305,7 +324,9 @@ static void conclude(session *run, bench_result *result)
     result->blas_ratio = result->blas.median / result->seconds.median;
     result->dense_ratio = stat_of(&run->dense.seconds).median / result->seconds.median;
     if (result->fma_peak.median > 0.0) {
-        bool bf16 = result->product_peak.median > 0.0;
+        /* What bf16 products cannot serve, such as f16, runs on FP32 units. */
+        bool bf16 = result->product_peak.median > 0.0 &&
+                    mla_supports(run->lab->used_isa.ctx, &input->problem) == MLA_OK;
         double peak = bf16 ? result->product_peak.median : result->fma_peak.median;
         double compute = flops / peak * 1e-9, read = bytes / result->memory.median * 1e-9;
         result->fp32_share = result->gflops / result->fma_peak.median;

@@ -187,6 +187,7 @@ static void plan_misused(const engine *reference, const check_lane *lane, uint64
     if (ok) {
         job *work = &bench.work;
         mla_problem problem = work->problem;
+        mla_tensors tensors = work->tensors;
         keep_outputs(&bench);
         ok = refused("a plan that was never built", job_run(work), MLA_ERR_PLAN_MISMATCH, result) &&
              check_status(result, "mla_plan_build", job_plan(work));
@@ -203,17 +204,15 @@ static void plan_misused(const engine *reference, const check_lane *lane, uint64
         ok = ok && refused("another dtype", job_run(work),
                            other == MLA_OK ? MLA_ERR_PLAN_MISMATCH : other, result);
         work->problem = problem;
-        work->tensors = bench.input.tensors;
+        work->tensors = tensors;
         work->plan.buffer_bytes = work->sizes.plan_bytes - 1;
         ok = ok && refused("a small plan buffer", job_plan(work), MLA_ERR_BUFFER_TOO_SMALL, result);
         work->plan.buffer_bytes = work->sizes.plan_bytes;
     }
     if (ok && bench.work.sizes.workspace_bytes > 0) {
-        mla_tensors tensors = batch_host_tensors(&bench.input, &bench.got);
         job *work = &bench.work;
-        tensors = lane->runner.info.backend == MLA_BACKEND_CPU ? tensors : work->tensors;
         ok = refused("a small workspace",
-                     mla_run(lane->runner.ctx, &work->problem, &tensors, &work->plan,
+                     mla_run(lane->runner.ctx, &work->problem, &work->tensors, &work->plan,
                              work->workspace, work->sizes.workspace_bytes - 1, NULL),
                      MLA_ERR_BUFFER_TOO_SMALL, result);
     }

@@ -335,11 +335,84 @@ static void merge_parts(const engine *reference, const check_lane *lane, uint64_
     }
 }
 
+enum { MERGE_PARTS = 3 };
+
+/* Places one request's keys from `first_page` on, `tokens` of them, as a call of its own. */
+static bool place_key_range(const check_bench *bench, const check_lane *lane, int64_t first_page,
+                            int32_t tokens, batch *part, batch_outputs *outputs, job *work,
+                            check_result *result)
+{
+    *part = bench->input;
+    guarded_memory *seqlens = &part->memory[TENSOR_SEQLENS];
+    if (!guarded_alloc(seqlens, sizeof tokens, 1) || !batch_outputs_alloc(outputs, part)) {
+        return check_fail(result, "out of memory");
+    }
+    memcpy(seqlens->data, &tokens, sizeof tokens);
+    tensor_bind(&part->tensors, TENSOR_SEQLENS, seqlens->data);
+    if (!check_status(result, "mla_get_sizes", job_open(work, &lane->runner, part, outputs))) {
+        return false;
+    }
+    work->tensors.block_table += first_page;
+    work->tensors.max_pages -= first_page;
+    return check_status(result, "mla_plan_build", job_plan(work)) &&
+           check_status(result, "mla_run", job_run(work));
+}
+
+/* Three calls over a third of the keys each, merged, equal one call over all of them. */
+static void merge_equals_unsplit(const engine *reference, const check_lane *lane, uint64_t seed,
+                                 check_result *result)
+{
+    static const int32_t tokens[MERGE_PARTS] = {128, 256, 100};
+    check_bench bench;
+    batch_spec spec = {.op = MLA_OP_DENSE_DECODE, .s_q = 2, .h_q = 20, LENGTHS(128 + 256 + 100)};
+    batch parts[MERGE_PARTS];
+    batch_outputs outputs[MERGE_PARTS];
+    job works[MERGE_PARTS];
+    const void *part_outs[MERGE_PARTS];
+    const float *part_lses[MERGE_PARTS];
+    memset(outputs, 0, sizeof outputs);
+    memset(works, 0, sizeof works);
+    bool ok = check_bench_open(&bench, reference, &spec, seed, result) &&
+              check_bench_place(&bench, lane, result) && check_bench_run(&bench, result);
+    int64_t page = 0;
+    int opened = 0;
+    for (; ok && opened < MERGE_PARTS; opened++) {
+        ok = place_key_range(&bench, lane, page, tokens[opened], &parts[opened], &outputs[opened],
+                             &works[opened], result);
+        part_outs[opened] = works[opened].tensors.out;
+        part_lses[opened] = works[opened].tensors.lse;
+        page += tokens[opened] / 64;
+    }
+    if (ok) {
+        mla_merge_args args = {.struct_size = sizeof args,
+                               .num_parts = MERGE_PARTS,
+                               .batch = 1,
+                               .s_q = spec.s_q,
+                               .h_q = spec.h_q,
+                               .d_v = D_V,
+                               .part_dtype = MLA_DTYPE_BF16,
+                               .part_outs = part_outs,
+                               .part_lses = part_lses,
+                               .out_dtype = MLA_DTYPE_BF16,
+                               .out = bench.work.tensors.out,
+                               .lse = bench.work.tensors.lse};
+        ok = check_status(result, "mla_merge", mla_merge(lane->runner.ctx, &args, NULL)) &&
+             job_fetch(&bench.work) && check_bench_compare(&bench, result);
+    }
+    for (int i = 0; i < opened; i++) {
+        job_close(&works[i]);
+        batch_outputs_free(&outputs[i]);
+        guarded_free(&parts[i].memory[TENSOR_SEQLENS]);
+    }
+    check_bench_close(&bench);
+}
+
 const check_special check_oracles[] = {
     {"oracle/q-zero-gives-the-mean", true, true, mean_of_values},
     {"oracle/causal-row-equals-shorter-call", true, true, causal_equals_shorter},
     {"oracle/equal-requests-equal-bits", true, true, equal_requests},
     {"oracle/sparse-of-all-tokens-equals-dense", true, true, sparse_equals_dense},
     {"oracle/merge", true, true, merge_parts},
+    {"oracle/merge-equals-unsplit", true, true, merge_equals_unsplit},
 };
 const int32_t num_check_oracles = (int32_t)(sizeof check_oracles / sizeof check_oracles[0]);

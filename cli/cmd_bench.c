@@ -29,6 +29,7 @@ enum {
     KEY_WARM,
     KEY_NO_CHECK,
     KEY_SEED,
+    KEY_PRESET,
     MAX_LISTED = 256,
     MAX_PRESETS = 4
 };
@@ -113,11 +114,25 @@ static bool parse_shape(int key, char *arg, struct argp_state *state, bench_args
     return true;
 }
 
+static void add_preset(struct argp_state *state, bench_args *args, const char *name)
+{
+    bench_point unused[BENCH_MAX_POINTS];
+    if (bench_preset(name, MLA_BACKEND_CPU, unused) == 0) {
+        argp_error(state,
+                   "'%s' is no preset; choose from decode, small, sparse, prefill, or give a shape "
+                   "such as --b 4 --sk 4096 --hq 128",
+                   name);
+    }
+    if (args->num_presets == MAX_PRESETS) {
+        argp_error(state, "at most %d presets", MAX_PRESETS);
+    }
+    args->presets[args->num_presets++] = name;
+}
+
 static error_t parse_bench(int key, char *arg, struct argp_state *state)
 {
     bench_args *args = state->input;
     bench_settings *settings = &args->settings;
-    bench_point unused[BENCH_MAX_POINTS];
     if (parse_shape(key, arg, state, args)) {
         return 0;
     }
@@ -152,17 +167,13 @@ static error_t parse_bench(int key, char *arg, struct argp_state *state)
     case KEY_SEED:
         settings->seed = (uint64_t)tool_parse_int(state, "--seed", arg, 0, INT64_MAX / 2);
         return 0;
+    case KEY_PRESET:
+        for (char *rest = arg, *name; (name = strtok_r(rest, ",", &rest)) != NULL;) {
+            add_preset(state, args, name);
+        }
+        return 0;
     case ARGP_KEY_ARG:
-        if (bench_preset(arg, MLA_BACKEND_CPU, unused) == 0) {
-            argp_error(state,
-                       "'%s' is no preset; choose from decode, small, sparse, prefill, or "
-                       "give a shape such as --b 4 --sk 4096 --hq 128",
-                       arg);
-        }
-        if (args->num_presets == MAX_PRESETS) {
-            argp_error(state, "at most %d presets", MAX_PRESETS);
-        }
-        args->presets[args->num_presets++] = arg;
+        add_preset(state, args, arg);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -242,6 +253,7 @@ static bool write_results(const bench_args *args, const bench_lab *lab, const be
 }
 
 static const struct argp_option bench_options[] = {
+    {"preset", KEY_PRESET, "NAME[,NAME...]", 0, "Shapes by name, as without the option", 0},
     {0, 0, 0, 0, "A shape of your own (defaults: b 1, sk 4096, hq 128, bf16, page 64):", 1},
     {"op", KEY_OP, "dense|sparse|prefill", 0, "Operation; sparse when --topk is given", 2},
     {"b", 'b', "N", 0, "Requests", 2},

@@ -245,7 +245,11 @@ static bool open_lanes(check_run *run)
         return false;
     }
     uint32_t offered = run->reference.info.isa_available;
-    uint32_t asked = run->options.isa_mask == 0 ? UINT32_MAX : run->options.isa_mask;
+    uint32_t asked;
+    if (!tool_isa_mask(&run->options, &asked)) {
+        return false;
+    }
+    asked = asked == 0 ? UINT32_MAX : asked;
     for (int bit = 0; bit < 6 && run->options.backend != MLA_BACKEND_CUDA; bit++) {
         cpu.isa_mask = 1u << bit;
         if ((asked & offered & cpu.isa_mask) != 0 &&

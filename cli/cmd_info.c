@@ -23,7 +23,7 @@ static void print_isas(const mla_info *info)
         } else if ((isa & info->isa_available) != 0) {
             state = "there, but masked out";
         }
-        printf("    %-12s %-20s %s\n", mla_isa_name((mla_isa)isa), state, notes[bit]);
+        printf("    %-12s %-22s %s\n", mla_isa_name((mla_isa)isa), state, notes[bit]);
     }
 }
 
@@ -79,11 +79,15 @@ static void print_context(const mla_ctx *ctx)
 
 static bool print_backend(const tool_options *options, mla_backend backend, int32_t device)
 {
+    uint32_t isa_mask = 0;
+    if (backend == MLA_BACKEND_CPU && !tool_isa_mask(options, &isa_mask)) {
+        return false;
+    }
     mla_ctx_params params = {.struct_size = sizeof params,
                              .backend = backend,
                              .device = device,
                              .num_threads = options->num_threads,
-                             .isa_mask = backend == MLA_BACKEND_CPU ? options->isa_mask : 0};
+                             .isa_mask = isa_mask};
     mla_ctx *ctx;
     mla_status status = mla_ctx_create(&params, &ctx);
     if (status != MLA_OK) {

@@ -7,11 +7,15 @@
 bool engine_open(engine *runner, const tool_options *options)
 {
     *runner = (engine){.info.struct_size = sizeof(mla_info)};
+    uint32_t isa_mask;
+    if (!tool_isa_mask(options, &isa_mask)) {
+        return false;
+    }
     mla_ctx_params params = {.struct_size = sizeof params,
                              .backend = options->backend,
                              .device = options->device,
                              .num_threads = options->num_threads,
-                             .isa_mask = options->isa_mask};
+                             .isa_mask = isa_mask};
     mla_status status = mla_ctx_create(&params, &runner->ctx);
     if (status != MLA_OK) {
         tool_library_error("cannot open a context", status);

@@ -62,6 +62,9 @@ int main(int argc, char **argv)
         printf("mla %d.%d.%d\n", version / 10000, version / 100 % 100, version % 100);
         return TOOL_OK;
     }
+    if (!tool_take_environment()) {
+        return TOOL_BAD_INPUT;
+    }
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
         if (strcmp(argv[1], commands[i].name) == 0) {
             return commands[i].run(argc - 1, argv + 1);

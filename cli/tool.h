@@ -21,6 +21,16 @@ typedef struct tool_options {
     uint32_t isa_mask;
 } tool_options;
 
+/*
+ * Takes MLA_CPU_ISA out of the environment, so that the tool can still open the reference, and
+ * applies it to the contexts that compute. Prints the reason and returns false when it names
+ * something unknown.
+ */
+bool tool_take_environment(void);
+
+/* isa_mask of mla_ctx_params. Prints the reason and returns false when nothing is left. */
+bool tool_isa_mask(const tool_options *options, uint32_t *mask);
+
 /* Parser of the common options; a command lists it as child 0 and points child_inputs[0] at its
  * tool_options. */
 extern const struct argp tool_options_argp;

@@ -20,11 +20,14 @@ static const struct argp_option common_options[] = {
      91},
     {0, 0, 0, 0, 0, 0}};
 
-static uint32_t parse_isa_list(struct argp_state *state, const char *text)
+/* What MLA_CPU_ISA left of the instruction sets when the tool began. */
+static uint32_t environment_mask = UINT32_MAX;
+
+/* Instruction sets of a comma-separated list; NULL, or the first word that names none. */
+static const char *read_isa_list(const char *text, uint32_t *mask)
 {
-    uint32_t mask = 0;
-    const char *word = text;
-    while (*word != '\0') {
+    *mask = 0;
+    for (const char *word = text; *word != '\0';) {
         size_t length = strcspn(word, ",");
         uint32_t found = 0;
         for (int bit = 0; bit < 6; bit++) {
@@ -34,18 +37,55 @@ static uint32_t parse_isa_list(struct argp_state *state, const char *text)
             }
         }
         if (found == 0) {
-            argp_error(state,
-                       "--isa: '%.*s' is no instruction set; choose from reference, portable, "
-                       "avx2, avx512, avx512_bf16, amx_bf16",
-                       (int)length, word);
+            return word;
         }
-        mask |= found;
+        *mask |= found;
         word += length + (word[length] == ',');
     }
-    if (mask == 0) {
-        argp_error(state, "--isa: the list is empty");
+    return *mask == 0 ? text : NULL;
+}
+
+static uint32_t parse_isa_list(struct argp_state *state, const char *text)
+{
+    uint32_t mask;
+    const char *bad = read_isa_list(text, &mask);
+    if (bad != NULL) {
+        argp_error(state,
+                   "--isa: '%s' is no instruction set; choose from reference, portable, avx2, "
+                   "avx512, avx512_bf16, amx_bf16",
+                   bad);
     }
     return mask;
+}
+
+bool tool_take_environment(void)
+{
+    const char *text = getenv("MLA_CPU_ISA");
+    if (text == NULL || *text == '\0') {
+        return true;
+    }
+    const char *bad = read_isa_list(text, &environment_mask);
+    if (bad != NULL) {
+        tool_error("the environment variable MLA_CPU_ISA: '%s' is no instruction set; choose from "
+                   "reference, portable, avx2, avx512, avx512_bf16, amx_bf16",
+                   bad);
+        return false;
+    }
+    return unsetenv("MLA_CPU_ISA") == 0;
+}
+
+bool tool_isa_mask(const tool_options *options, uint32_t *mask)
+{
+    *mask = options->isa_mask;
+    /* The reference that results are compared with is not for the environment to take away. */
+    if (environment_mask == UINT32_MAX || *mask == (uint32_t)MLA_ISA_REFERENCE) {
+        return true;
+    }
+    *mask = *mask == 0 ? environment_mask : *mask & environment_mask;
+    if (*mask == 0) {
+        tool_error("--isa and the environment variable MLA_CPU_ISA have nothing in common");
+    }
+    return *mask != 0;
 }
 
 static error_t parse_common(int key, char *arg, struct argp_state *state)

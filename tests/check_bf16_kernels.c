@@ -148,6 +148,9 @@ static void poison_slot(const test_pool *pool, const check_case *c, int64_t slot
     uint8_t *data = slot_data(pool, slot);
     if (c->kv_format != MLA_KV_NATIVE) {
         data[37] = 0x7f;
+        if (c->poison == INF_AT_DIAGONAL) { /* FP8 has no infinity: a scale that is NaN */
+            memset(slot_scales(pool, c->kv_format, slot), 0xff, 4);
+        }
         return;
     }
     uint16_t value = c->poison == INF_AT_DIAGONAL ? 0xff80 : 0x7fc1;
@@ -263,6 +266,7 @@ typedef struct workload {
     float *out, lse[MLA_CPU_TILE_ROWS], row_max[MLA_CPU_TILE_ROWS];
     float (*decoded)[MLA_D_QK_MAX]; /* of the keys of the range, holes left out */
     int64_t num_decoded;
+    int64_t diagonal_slot, poisoned_key; /* what poison_diagonal() spoils; key -1: nothing */
 } workload;
 
 static void decode_key(workload *w, const check_case *c, const test_pool *pool, int64_t slot)
@@ -290,8 +294,12 @@ static void make_dense(workload *w, const check_case *c)
         bool past = key >= c->end && c->poison == NAN_PAST_END;
         bool diagonal = (c->poison == NAN_AT_DIAGONAL || c->poison == INF_AT_DIAGONAL) &&
                         key == c->end - 2;
-        if (past || diagonal) {
+        if (past) {
             poison_slot(&w->pools[0], c, slot);
+        }
+        if (diagonal) {
+            w->diagonal_slot = slot;
+            w->poisoned_key = key - c->begin;
         }
         if (key >= c->begin && key < c->end) {
             decode_key(w, c, &w->pools[0], slot);
@@ -326,6 +334,7 @@ static workload *make_workload(const check_case *c)
     workload *w = allocate(sizeof *w);
     memset(w, 0, sizeof *w);
     w->decoded = allocate(sizeof *w->decoded * MAX_KEYS);
+    w->poisoned_key = -1;
     w->keys.kv_format = c->kv_format;
     w->keys.dtype = MLA_DTYPE_BF16;
     w->keys.d_qk = c->d_qk;
@@ -374,18 +383,57 @@ static void free_workload(workload *w)
     free(w);
 }
 
-static bool run_kernel(const mla_cpu_kernel *kernel, const char *name, int number,
-                       const check_case *c, workload *w, const reference_row *refs)
+/* Spoils the key that some rows see and some do not. */
+static void poison_diagonal(workload *w, const check_case *c)
 {
-    size_t out_floats = (size_t)c->rows * (D_V + 16);
-    void *scratch = aligned_alloc(64, (kernel->scratch_bytes + 63) / 64 * 64);
-    memset(scratch, 0xff, kernel->scratch_bytes);
-    w->job.scratch = scratch;
-    float *first_out = allocate(out_floats * sizeof *first_out);
-    memset(w->out, 0xff, out_floats * sizeof *w->out);
-    kernel->attend(&w->job);
-    memcpy(first_out, w->out, out_floats * sizeof *first_out);
+    poison_slot(&w->pools[0], c, w->diagonal_slot);
+    mla_row_decode(c->kv_format, MLA_DTYPE_BF16, c->d_qk, slot_data(&w->pools[0], w->diagonal_slot),
+                   slot_scales(&w->pools[0], c->kv_format, w->diagonal_slot),
+                   w->decoded[w->poisoned_key]);
+}
 
+/* Rows that do not see the poison have the bits that they had without it. */
+static int count_changed_rows(const workload *w, const check_case *c, const float *clean)
+{
+    int changed = 0;
+    for (int32_t row = 0; row < c->rows; row++) {
+        const float *out = w->out + row * w->job.out_stride;
+        if (w->row_keys[row] - c->begin <= w->poisoned_key) {
+            changed += memcmp(out, clean + row * w->job.out_stride, D_V * sizeof *out) != 0;
+        }
+    }
+    return changed;
+}
+
+/* Runs a job with scratch and output full of rubbish. */
+static void attend(const mla_cpu_kernel *kernel, const check_case *c, workload *w, int rubbish)
+{
+    void *scratch = aligned_alloc(64, (kernel->scratch_bytes + 63) / 64 * 64);
+    if (scratch == NULL) {
+        fprintf(stderr, "out of memory\n");
+        exit(2);
+    }
+    memset(scratch, rubbish, kernel->scratch_bytes);
+    memset(w->out, 0xff, (size_t)c->rows * (D_V + 16) * sizeof *w->out);
+    w->job.scratch = scratch;
+    kernel->attend(&w->job);
+    free(scratch);
+}
+
+static float *copy_out(const check_case *c, const workload *w)
+{
+    size_t bytes = (size_t)c->rows * (D_V + 16) * sizeof *w->out;
+    float *out = allocate(bytes);
+    memcpy(out, w->out, bytes);
+    return out;
+}
+
+/* `clean` is the output before poison_diagonal(), or NULL. */
+static bool run_kernel(const mla_cpu_kernel *kernel, const char *name, int number,
+                       const check_case *c, workload *w, const reference_row *refs,
+                       const float *clean)
+{
+    attend(kernel, c, w, 0xff);
     errors e = {0};
     double sums[4] = {0};
     for (int32_t row = 0; row < c->rows; row++) {
@@ -396,11 +444,11 @@ static bool run_kernel(const mla_cpu_kernel *kernel, const char *name, int numbe
     }
     e.out_rel = sums[1] > 0.0 ? sqrt(sums[0] / sums[1]) : 0.0;
     e.cosine = sums[1] > 0.0 ? 1.0 - 2.0 * sums[2] / (sums[1] + sums[3]) : 0.0;
-    memset(scratch, 0x7f, kernel->scratch_bytes);
-    kernel->attend(&w->job);
-    bool repeats = memcmp(first_out, w->out, out_floats * sizeof *first_out) == 0;
+    e.bad += clean != NULL ? count_changed_rows(w, c, clean) : 0;
+    float *first_out = copy_out(c, w);
+    attend(kernel, c, w, 0x7f);
+    bool repeats = memcmp(first_out, w->out, (size_t)c->rows * (D_V + 16) * sizeof *first_out) == 0;
     free(first_out);
-    free(scratch);
     bool ok = within(&e) && repeats;
     if (!ok || getenv("MLA_VERBOSE") != NULL) {
         printf(
@@ -426,7 +474,18 @@ static const named_kernel kernels[] = {{&mla_avx512_bf16_kernel, "avx512_bf16"},
 
 static int check(const check_case *c, int number)
 {
+    enum { KERNELS = sizeof kernels / sizeof *kernels };
     workload *w = make_workload(c);
+    float *clean[KERNELS] = {NULL};
+    for (int i = 0; i < KERNELS && w->poisoned_key >= 0; i++) {
+        if (kernels[i].kernel->available()) {
+            attend(kernels[i].kernel, c, w, 0xff);
+            clean[i] = copy_out(c, w);
+        }
+    }
+    if (w->poisoned_key >= 0) {
+        poison_diagonal(w, c);
+    }
     reference_row *refs = allocate(sizeof *refs * (size_t)c->rows);
     for (int32_t row = 0; row < c->rows; row++) {
         int64_t seen = w->num_decoded;
@@ -437,10 +496,11 @@ static int check(const check_case *c, int number)
         reference(&w->job, row, (const float(*)[MLA_D_QK_MAX])w->decoded, seen, &refs[row]);
     }
     int failed = 0;
-    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
+    for (int i = 0; i < KERNELS; i++) {
         if (kernels[i].kernel->available()) {
-            failed += !run_kernel(kernels[i].kernel, kernels[i].name, number, c, w, refs);
+            failed += !run_kernel(kernels[i].kernel, kernels[i].name, number, c, w, refs, clean[i]);
         }
+        free(clean[i]);
     }
     free(refs);
     free_workload(w);

@@ -211,6 +211,20 @@ void check_case(const mla_ctx *ctx, const mla_problem *problem, const case_optio
     guarded_release(mark);
 }
 
+void check_cycling_lengths(const mla_ctx *ctx, int64_t batch, int64_t s_q, int64_t h_q,
+                           int32_t most)
+{
+    int32_t *seqlens = calloc((size_t)batch, sizeof *seqlens);
+    assert_non_null(seqlens);
+    for (int64_t i = 0; i < batch; i++) {
+        seqlens[i] = (int32_t)(i % most);
+    }
+    mla_problem problem = dense_problem(MLA_DTYPE_BF16, batch, s_q, h_q, 2);
+    problem.causal = s_q > 1;
+    check_case(ctx, &problem, &(case_options){.seed = (uint64_t)batch, .seqlens = seqlens});
+    free(seqlens);
+}
+
 int run_isa_scenarios(const char *group, const isa_scenario *scenarios, size_t count)
 {
     plain_numbers_init();

@@ -43,4 +43,8 @@ attention_result assert_case_right(const mla_ctx *ctx, const attention_case *c);
 /* Makes the case, and when the ISA serves it, runs and checks it; then frees it. */
 void check_case(const mla_ctx *ctx, const mla_problem *problem, const case_options *options);
 
+/* check_case() on a dense problem whose lengths cycle through 0 ... most - 1; causal when s_q > 1. */
+void check_cycling_lengths(const mla_ctx *ctx, int64_t batch, int64_t s_q, int64_t h_q,
+                           int32_t most);
+
 #endif

@@ -1,8 +1,6 @@
 /* Counts of heads, KV heads, query tokens, requests and parts. */
 #include "isa_scenarios.h"
 
-#include <stdlib.h>
-
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
 static void query_head_counts(mla_ctx *ctx)
@@ -61,42 +59,13 @@ static void many_rows_of_one_request(mla_ctx *ctx)
     }
 }
 
-/* `batch` requests whose lengths cycle through 0 ... most - 1. */
-static void check_batch(mla_ctx *ctx, int64_t batch, int64_t s_q, int64_t h_q, int32_t most)
-{
-    int32_t *seqlens = calloc((size_t)batch, sizeof *seqlens);
-    assert_non_null(seqlens);
-    for (int64_t i = 0; i < batch; i++) {
-        seqlens[i] = (int32_t)(i % most);
-    }
-    mla_problem problem = dense_problem(MLA_DTYPE_BF16, batch, s_q, h_q, 2);
-    problem.causal = s_q > 1;
-    check_case(ctx, &problem, &(case_options){.seed = (uint64_t)batch, .seqlens = seqlens});
-    free(seqlens);
-}
-
 static void batch_sizes(mla_ctx *ctx)
 {
     const int64_t batches[] = {1, 2, 37, 131, 132, 133};
     for (int i = 0; i < COUNT(batches); i++) {
-        check_batch(ctx, batches[i], 1, 2, 70);
-        check_batch(ctx, batches[i], 3, 1, 20);
+        check_cycling_lengths(ctx, batches[i], 1, 2, 70);
+        check_cycling_lengths(ctx, batches[i], 3, 1, 20);
     }
-}
-
-static void twelve_thousand_requests(mla_ctx *ctx)
-{
-    check_batch(ctx, 12000, 1, 2, 4);
-}
-
-static void seventy_thousand_requests(mla_ctx *ctx)
-{
-    check_batch(ctx, 70000, 1, 1, 3);
-}
-
-static void batch_times_query_tokens_past_65535(mla_ctx *ctx)
-{
-    check_batch(ctx, 8193, 8, 1, 11);
 }
 
 static void part_counts(mla_ctx *ctx)
@@ -146,9 +115,6 @@ int main(void)
         ISA_SCENARIO(query_token_counts),
         ISA_SCENARIO(many_rows_of_one_request),
         ISA_SCENARIO(batch_sizes),
-        ISA_SCENARIO(twelve_thousand_requests),
-        ISA_SCENARIO(seventy_thousand_requests),
-        ISA_SCENARIO(batch_times_query_tokens_past_65535),
         ISA_SCENARIO(part_counts),
         ISA_SCENARIO(more_parts_than_blocks),
         ISA_SCENARIO(thread_counts),

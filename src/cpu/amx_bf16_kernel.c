@@ -30,7 +30,7 @@ typedef struct key_tile {
 /* What is done between the tile products of one panel of keys. */
 typedef struct side_work {
     mla_bf16_scratch *scratch;
-    const uint8_t *const *rows; /* of the panel's keys */
+    const uint8_t *const *rows; /* V of the panel's keys */
     int32_t first_pair;         /* of the panel, in the block */
     int32_t pairs;              /* of a step */
     int32_t prefetch_lines;     /* of a step */
@@ -38,9 +38,9 @@ typedef struct side_work {
 
 /* The rows of 16 keys as a tile; copied into scratch->rows when they lie unevenly. */
 static key_tile gather_keys(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t key,
-                            int64_t depth)
+                            mla_bf16_span span)
 {
-    const uint8_t *const *row = block->row + key;
+    const uint8_t *const *row = block->key_row + key;
     intptr_t stride = (intptr_t)((uintptr_t)row[1] - (uintptr_t)row[0]);
     bool even = true;
     for (int32_t i = 2; i < MLA_TILE_ROWS; i++) {
@@ -50,8 +50,10 @@ static key_tile gather_keys(mla_bf16_scratch *scratch, const mla_bf16_block *blo
         return (key_tile){row[0], stride};
     }
     for (int32_t i = 0; i < MLA_TILE_ROWS; i++) {
-        if (row[i] != scratch->rows[key + i]) {
-            memcpy(scratch->rows[key + i], row[i], (size_t)depth * 2);
+        uint8_t *copy = scratch->rows[key + i];
+        if (row[i] != copy) {
+            memcpy(copy + 2 * span.begin, row[i] + 2 * span.begin,
+                   2 * (size_t)(span.end - span.begin));
         }
     }
     return (key_tile){scratch->rows[key], MLA_BF16_ROW_BYTES};
@@ -74,32 +76,19 @@ static inline void do_side_work(const side_work *work, int32_t pass, int64_t d)
     mla_bf16_prefetch_lines(&scratch->prefetch, work->prefetch_lines);
 }
 
-static inline void start_tiles_2x2(const float *c00, const float *c01, const float *c10,
-                                   const float *c11, bool accumulate)
-{
-    if (accumulate) {
-        mla_tile_load(0, c00, MLA_TILE_ROW_BYTES);
-        mla_tile_load(1, c01, MLA_TILE_ROW_BYTES);
-        mla_tile_load(2, c10, MLA_TILE_ROW_BYTES);
-        mla_tile_load(3, c11, MLA_TILE_ROW_BYTES);
-    } else {
-        mla_tile_zero(0);
-        mla_tile_zero(1);
-        mla_tile_zero(2);
-        mla_tile_zero(3);
-    }
-}
-
 /* S^T of 32 keys and two groups of rows. */
-static void score_tiles_2x2(const side_work *work, const key_tile *keys, int64_t depth,
-                            int32_t group, bool accumulate)
+static void score_tiles_2x2(const side_work *work, const key_tile *keys, mla_bf16_span span,
+                            int32_t group)
 {
     mla_bf16_pair(*q0)[MLA_BF16_LANES] = work->scratch->q[group];
     mla_bf16_pair(*q1)[MLA_BF16_LANES] = work->scratch->q[group + 1];
     float(*s0)[MLA_BF16_LANES] = work->scratch->s[group] + 2 * work->first_pair;
     float(*s1)[MLA_BF16_LANES] = work->scratch->s[group + 1] + 2 * work->first_pair;
-    start_tiles_2x2(s0[0], s1[0], s0[MLA_TILE_ROWS], s1[MLA_TILE_ROWS], accumulate);
-    for (int64_t d = 0; d < depth; d += D_TILE) {
+    mla_tile_zero(0);
+    mla_tile_zero(1);
+    mla_tile_zero(2);
+    mla_tile_zero(3);
+    for (int64_t d = span.begin; d < span.end; d += D_TILE) {
         mla_tile_load(4, keys[0].base + d * 2, keys[0].stride);
         mla_tile_load(6, q0[d / 2], MLA_TILE_ROW_BYTES);
         mla_tile_dpbf16(0, 4, 6);
@@ -117,19 +106,14 @@ static void score_tiles_2x2(const side_work *work, const key_tile *keys, int64_t
 }
 
 /* S^T of 32 keys and the last group of an odd number of them. */
-static void score_tiles_2x1(const side_work *work, const key_tile *keys, int64_t depth,
-                            int32_t group, bool accumulate)
+static void score_tiles_2x1(const side_work *work, const key_tile *keys, mla_bf16_span span,
+                            int32_t group)
 {
     mla_bf16_pair(*q)[MLA_BF16_LANES] = work->scratch->q[group];
     float(*s)[MLA_BF16_LANES] = work->scratch->s[group] + 2 * work->first_pair;
-    if (accumulate) {
-        mla_tile_load(0, s[0], MLA_TILE_ROW_BYTES);
-        mla_tile_load(2, s[MLA_TILE_ROWS], MLA_TILE_ROW_BYTES);
-    } else {
-        mla_tile_zero(0);
-        mla_tile_zero(2);
-    }
-    for (int64_t d = 0; d < depth; d += D_TILE) {
+    mla_tile_zero(0);
+    mla_tile_zero(2);
+    for (int64_t d = span.begin; d < span.end; d += D_TILE) {
         mla_tile_load(6, q[d / 2], MLA_TILE_ROW_BYTES);
         mla_tile_load(4, keys[0].base + d * 2, keys[0].stride);
         mla_tile_dpbf16(0, 4, 6);
@@ -142,43 +126,30 @@ static void score_tiles_2x1(const side_work *work, const key_tile *keys, int64_t
 }
 
 /* A panel of 32 keys stays in L1, as far as it fits beside the queries that pass. */
-static void score_panels(side_work *work, const mla_bf16_block *block, int32_t groups,
-                         int64_t depth, bool accumulate)
+static void amx_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
+                       mla_bf16_span span)
 {
+    int32_t passes = (groups + 1) / 2; /* of the queries past a panel of keys */
+    int32_t panel_steps = passes * (MLA_D_QK_MAX / D_TILE);
+    int32_t panel_lines = MLA_BF16_PANEL * (MLA_BF16_ROW_BYTES / 64 + 1);
+    side_work work = {.scratch = scratch,
+                      .pairs = (PANEL_PAIRS + passes - 1) / passes,
+                      .prefetch_lines = (panel_lines + panel_steps - 1) / panel_steps};
     for (int32_t key = 0; key < block->padded_keys; key += MLA_BF16_PANEL) {
-        key_tile keys[2] = {gather_keys(work->scratch, block, key, depth),
-                            gather_keys(work->scratch, block, key + MLA_TILE_ROWS, depth)};
-        work->rows = block->row + key;
-        work->first_pair = key / 2;
+        key_tile keys[2] = {gather_keys(scratch, block, key, span),
+                            gather_keys(scratch, block, key + MLA_TILE_ROWS, span)};
+        work.rows = block->value_row + key;
+        work.first_pair = key / 2;
         mla_tile_fence();
         for (int32_t group = 0; group < groups; group += 2) {
             if (group + 1 < groups) {
-                score_tiles_2x2(work, keys, depth, group, accumulate);
+                score_tiles_2x2(&work, keys, span, group);
             } else {
-                score_tiles_2x1(work, keys, depth, group, accumulate);
+                score_tiles_2x1(&work, keys, span, group);
             }
         }
     }
     mla_tile_fence();
-}
-
-static void amx_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
-                       int64_t depth)
-{
-    int32_t passes = (groups + 1) / 2; /* of the queries past a panel of keys */
-    int64_t steps = block->padded_keys / MLA_BF16_PANEL * passes * (depth / D_TILE);
-    int64_t lines = MLA_BF16_KEYS * (MLA_BF16_ROW_BYTES / 64 + 1);
-    side_work work = {.scratch = scratch,
-                      .pairs = (PANEL_PAIRS + passes - 1) / passes,
-                      .prefetch_lines = (int32_t)((lines + steps - 1) / steps)};
-    score_panels(&work, block, groups, depth, false);
-}
-
-static void amx_add_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
-                           int64_t depth)
-{
-    side_work none = {.scratch = scratch};
-    score_panels(&none, block, groups, depth, true);
 }
 
 /* [key pair][row] to tiles of [row][16 key pairs]. */
@@ -196,13 +167,28 @@ static void amx_arrange(mla_bf16_scratch *scratch, int32_t group, int32_t padded
     }
 }
 
+static inline void load_o_tiles(const float *o0, const float *o1, bool first)
+{
+    if (first) {
+        mla_tile_zero(0);
+        mla_tile_zero(1);
+        mla_tile_zero(2);
+        mla_tile_zero(3);
+    } else {
+        mla_tile_load(0, o0, MLA_TILE_ROW_BYTES);
+        mla_tile_load(1, o0 + MLA_TILE_BYTES / 4, MLA_TILE_ROW_BYTES);
+        mla_tile_load(2, o1, MLA_TILE_ROW_BYTES);
+        mla_tile_load(3, o1 + MLA_TILE_BYTES / 4, MLA_TILE_ROW_BYTES);
+    }
+}
+
 /* O of 32 rows and two strips of columns. */
 static void value_tiles_2x2(mla_bf16_pair (*p0)[MLA_BF16_LANES],
                             mla_bf16_pair (*p1)[MLA_BF16_LANES],
                             mla_bf16_pair (*v)[MLA_BF16_KEY_PAIRS][MLA_BF16_LANES],
                             int32_t padded_keys, bool first, float *o0, float *o1)
 {
-    start_tiles_2x2(o0, o0 + MLA_TILE_BYTES / 4, o1, o1 + MLA_TILE_BYTES / 4, !first);
+    load_o_tiles(o0, o1, first);
     for (int32_t pair = 0; pair < padded_keys / 2; pair += PANEL_PAIRS) {
         mla_tile_load(4, p0[pair], MLA_TILE_ROW_BYTES);
         mla_tile_load(6, v[0][pair], MLA_TILE_ROW_BYTES);
@@ -296,7 +282,6 @@ static void amx_store(const mla_bf16_scratch *scratch, int32_t group, const floa
 static void amx_bf16_attend(const mla_cpu_job *job)
 {
     static const mla_bf16_engine engine = {.scores = amx_scores,
-                                           .add_scores = amx_add_scores,
                                            .arrange = amx_arrange,
                                            .values = amx_values,
                                            .rescale = amx_rescale,

@@ -39,6 +39,7 @@ static void start_pass(bf16_pass *pass)
     pass->groups = (job->rows + MLA_BF16_LANES - 1) / MLA_BF16_LANES;
     pass->scale = fabsf(job->scale) * (float)M_LOG2E;
     pass->first = true;
+    scratch->has_nan_columns = false;
     pass->fewest_keys = pass->end = job->key_end;
     if (job->row_keys != NULL) {
         pass->end = job->key_begin;
@@ -87,8 +88,8 @@ static void add_values(bf16_pass *pass, const mla_bf16_block *block, bool masked
     pass->first = false;
 }
 
-/* O += what the rounding of P or of V took away, in the rows where it counts. */
-static void add_remainders(bf16_pass *pass, const mla_bf16_block *block, bool masked, bool of_p)
+/* O += what the rounding of P, or of V, took away in the rows where it counts. False if in none. */
+static bool add_remainders(bf16_pass *pass, const mla_bf16_block *block, bool masked, bool of_p)
 {
     mla_bf16_scratch *scratch = pass->scratch;
     int32_t groups[MLA_BF16_GROUPS];
@@ -101,41 +102,50 @@ static void add_remainders(bf16_pass *pass, const mla_bf16_block *block, bool ma
         }
     }
     if (num_groups > 0) {
-        if (!of_p) {
-            mla_bf16_pair_values(scratch, &scratch->low_block);
-        }
         pass->engine->values(scratch, groups, num_groups, block->padded_keys, false);
     }
+    return num_groups > 0;
 }
 
-/* False if the block holds something that only the FP32 kernel treats right. */
-static bool attend_block(bf16_pass *pass, mla_bf16_block *block)
+/* S of keys whose latent values still lack their scales, one for each 128 values. */
+static void score_by_groups(const bf16_pass *pass, const mla_bf16_block *block)
 {
-    if (!mla_bf16_decode(pass->job->keys, block, pass->scratch)) {
-        return false;
+    mla_bf16_scratch *scratch = pass->scratch;
+    for (int32_t i = 0; i < MLA_BF16_SCALES; i++) {
+        mla_bf16_span span = {i * MLA_FP8_656_GROUP, (i + 1) * MLA_FP8_656_GROUP};
+        pass->engine->scores(scratch, block, pass->groups, span);
+        mla_bf16_scale_scores(scratch, pass->groups, block->padded_keys, i, i == 0);
     }
-    bool masked = block->num_keys < block->padded_keys;
-    if (pass->fewest_keys < block->begin + block->num_keys) {
-        /* A weight of 0 times NaN is NaN: it must not reach the rows that may not see the key. */
-        if (!mla_bf16_values_finite(block)) {
-            return false;
-        }
-        masked = true;
-    }
+    mla_bf16_span rope = {MLA_FP8_656_LATENT, MLA_FP8_656_LATENT + MLA_ROPE_DIM};
+    pass->engine->scores(scratch, block, pass->groups, rope);
+    mla_bf16_add_scaled_scores(scratch, pass->groups, block->padded_keys);
+}
+
+static void attend_block(bf16_pass *pass, mla_bf16_block *block)
+{
+    mla_bf16_scratch *scratch = pass->scratch;
+    mla_bf16_decode(pass->job->keys, block, scratch);
     set_visible(pass, block);
-    pass->engine->scores(pass->scratch, block, pass->groups, pass->job->keys->d_qk);
     if (block->split) {
-        pass->engine->add_scores(pass->scratch, &pass->scratch->low_block, pass->groups, MLA_D_V);
+        score_by_groups(pass, block);
+    } else {
+        mla_bf16_span whole = {0, (int32_t)pass->job->keys->d_qk};
+        pass->engine->scores(scratch, block, pass->groups, whole);
     }
+    bool all_see_all = pass->fewest_keys >= block->begin + block->num_keys;
+    if (!all_see_all) {
+        mla_bf16_hide_non_finite(scratch, block->padded_keys);
+    }
+    bool masked = !all_see_all || block->num_keys < block->padded_keys;
     add_values(pass, block, masked);
-    add_remainders(pass, block, masked, true);
-    if (block->split) {
+    if (add_remainders(pass, block, masked, true) && block->split) {
+        mla_bf16_use_low_values(block, scratch);
+        mla_bf16_pair_values(scratch, block, (mla_bf16_span){0, MLA_D_V});
         add_remainders(pass, block, masked, false);
     }
-    return true;
 }
 
-static bool attend_blocks(bf16_pass *pass)
+static void attend_blocks(bf16_pass *pass)
 {
     const mla_key_rows *keys = pass->job->keys;
     mla_bf16_scratch *scratch = pass->scratch;
@@ -144,14 +154,23 @@ static bool attend_blocks(bf16_pass *pass)
     while (block->num_keys > 0) {
         at = mla_bf16_resolve(keys, at, pass->end, next);
         scratch->prefetch = (mla_bf16_prefetch){next, 0, 0, source_row_bytes(keys)};
-        if (!attend_block(pass, block)) {
-            return false;
-        }
+        attend_block(pass, block);
         mla_bf16_block *done = block;
         block = next;
         next = done;
     }
-    return true;
+}
+
+static void put_nan_columns(const bf16_pass *pass)
+{
+    const mla_cpu_job *job = pass->job;
+    for (int32_t row = 0; row < job->rows; row++) {
+        for (int32_t column = 0; column < MLA_D_V; column++) {
+            if (pass->scratch->nan_columns[row][column / 32] >> column % 32 & 1) {
+                job->out[row * job->out_stride + column] = NAN;
+            }
+        }
+    }
 }
 
 static void finish_pass(const bf16_pass *pass)
@@ -170,6 +189,9 @@ static void finish_pass(const bf16_pass *pass)
         pass->engine->store(scratch, first / MLA_BF16_LANES, factor + first, rows,
                             job->out + first * job->out_stride, job->out_stride);
     }
+    if (scratch->has_nan_columns) {
+        put_nan_columns(pass);
+    }
     for (int32_t row = 0; row < job->rows; row++) {
         if (scratch->row_sum[row] == 0.0f) {
             memset(job->out + row * job->out_stride, 0, MLA_D_V * sizeof *job->out);
@@ -185,13 +207,7 @@ void mla_bf16_attend(const mla_cpu_job *job, const mla_bf16_engine *engine)
     unsigned int control = _mm_getcsr();
     _mm_setcsr(control | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
     start_pass(&pass);
-    bool served = attend_blocks(&pass);
-    if (served) {
-        finish_pass(&pass);
-    }
+    attend_blocks(&pass);
+    finish_pass(&pass);
     _mm_setcsr(control);
-    if (!served) {
-        assert(mla_avx512_kernel.scratch_bytes <= sizeof(mla_bf16_scratch));
-        mla_avx512_kernel.attend(job);
-    }
 }

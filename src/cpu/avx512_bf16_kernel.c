@@ -18,7 +18,12 @@
 #include <assert.h>
 #include <string.h>
 
-enum { TILE = 8, VECS = 3 };
+enum {
+    TILE = 8,
+    VECS = 3,
+    /* Pairs of one chain of additions. Each adds its own roundings; shorter chains round less. */
+    CHAIN = 96
+};
 
 /* One operand of a tile: TILE sequences of pairs, `step` bytes between the pairs. */
 typedef struct broadcast_operand {
@@ -44,8 +49,7 @@ static inline __attribute__((always_inline)) void product_tile(int vecs, const b
     for (int i = 0; i < TILE; i++) {
 #pragma GCC unroll 3
         for (int v = 0; v < vecs; v++) {
-            acc[i][v] = accumulate ? _mm512_load_ps(c[v] + i * MLA_BF16_LANES)
-                                   : _mm512_setzero_ps();
+            acc[i][v] = _mm512_setzero_ps();
         }
     }
     for (int64_t k = 0; k < depth; k++) {
@@ -67,7 +71,9 @@ static inline __attribute__((always_inline)) void product_tile(int vecs, const b
     for (int i = 0; i < TILE; i++) {
 #pragma GCC unroll 3
         for (int v = 0; v < vecs; v++) {
-            _mm512_store_ps(c[v] + i * MLA_BF16_LANES, acc[i][v]);
+            float *c_i = c[v] + i * MLA_BF16_LANES;
+            __m512 sum = accumulate ? _mm512_add_ps(_mm512_load_ps(c_i), acc[i][v]) : acc[i][v];
+            _mm512_store_ps(c_i, sum);
         }
     }
 }
@@ -95,40 +101,40 @@ static int32_t tile_groups(int32_t left)
     return left == 4 ? 2 : left < VECS ? left : VECS;
 }
 
-static void score_keys(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
-                       int64_t depth, bool accumulate)
+/* S^T of 8 keys and up to 3 groups of rows. */
+static void score_tile(mla_bf16_scratch *scratch, const uint8_t *const *rows, int32_t key,
+                       int32_t group, int32_t vecs, mla_bf16_span span)
 {
-    for (int32_t key = 0; key < block->padded_keys; key += TILE) {
+    const mla_bf16_pair *b[VECS];
+    float *c[VECS];
+    for (int32_t v = 0; v < vecs; v++) {
+        c[v] = scratch->s[group + v][key];
+    }
+    for (int32_t d = span.begin; d < span.end; d += 2 * CHAIN) {
         broadcast_operand a = {.step = sizeof(mla_bf16_pair)};
         for (int32_t i = 0; i < TILE; i++) {
-            a.row[i] = block->row[key + i];
+            a.row[i] = rows[i] + 2 * d;
         }
-        int32_t vecs;
-        for (int32_t group = 0; group < groups; group += vecs) {
-            const mla_bf16_pair *b[VECS];
-            float *c[VECS];
-            vecs = tile_groups(groups - group);
-            for (int32_t v = 0; v < vecs; v++) {
-                b[v] = scratch->q[group + v][0];
-                c[v] = scratch->s[group + v][key];
-            }
-            product(vecs, &a, b, depth / 2, accumulate, c);
+        for (int32_t v = 0; v < vecs; v++) {
+            b[v] = scratch->q[group + v][d / 2];
         }
-        mla_bf16_prefetch_lines(&scratch->prefetch, TILE * MLA_BF16_ROW_BYTES / 64);
+        int32_t left = (span.end - d) / 2;
+        product(vecs, &a, b, left < CHAIN ? left : CHAIN, d > span.begin, c);
     }
 }
 
 static void avx512_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
-                          int64_t depth)
+                          mla_bf16_span span)
 {
-    score_keys(scratch, block, groups, depth, false);
-    mla_bf16_pair_values(scratch, block);
-}
-
-static void avx512_add_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block,
-                              int32_t groups, int64_t depth)
-{
-    score_keys(scratch, block, groups, depth, true);
+    for (int32_t key = 0; key < block->padded_keys; key += TILE) {
+        int32_t vecs;
+        for (int32_t group = 0; group < groups; group += vecs) {
+            vecs = tile_groups(groups - group);
+            score_tile(scratch, block->key_row + key, key, group, vecs, span);
+        }
+        mla_bf16_prefetch_lines(&scratch->prefetch, TILE * (span.end - span.begin) * 2 / 64);
+    }
+    mla_bf16_pair_values(scratch, block, span);
 }
 
 static void avx512_arrange(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys)
@@ -194,7 +200,6 @@ static void avx512_store(const mla_bf16_scratch *scratch, int32_t group, const f
 static void avx512_bf16_attend(const mla_cpu_job *job)
 {
     static const mla_bf16_engine engine = {.scores = avx512_scores,
-                                           .add_scores = avx512_add_scores,
                                            .arrange = avx512_arrange,
                                            .values = avx512_values,
                                            .rescale = avx512_rescale,

@@ -20,6 +20,7 @@ enum {
     DEPTH = 192,
     STRETCH = 48, /* steps of a product during which one row is prefetched */
     WIDEN_AHEAD = 4,
+    TOUCHED_ROWS = 8,
     LINE_BYTES = 64,
     DOT_ROWS = 4 /* query rows of a tile of dot products */
 };
@@ -106,12 +107,18 @@ static void widen_row(const mla_key_rows *keys, mla_key_row row, float *values)
     assert(!"unreachable: kv_format was checked");
 }
 
-/* Bytes of a row's data, for the prefetcher; the scales of 584-byte rows lie apart and are few. */
+/* Bytes of a row's data, for the prefetcher. */
 static int64_t row_data_bytes(const mla_key_rows *keys)
 {
     return keys->kv_format == MLA_KV_FP8_656   ? MLA_FP8_656_BYTES
            : keys->kv_format == MLA_KV_FP8_584 ? MLA_FP8_584_DATA_BYTES
                                                : keys->d_qk * 2;
+}
+
+/* The scales of 584-byte rows lie apart from the data; others have none or have them inside. */
+static inline const uint8_t *scales_or_data(const mla_key_row *row)
+{
+    return row->scales != NULL ? row->scales : row->data;
 }
 
 /* Rows that the products left to ask for, the first block's and those of jobs with few rows, are
@@ -126,6 +133,7 @@ static void widen_block(const mla_key_rows *keys, const f32_block *block,
             for (int64_t at = 0; at < row_bytes; at += LINE_BYTES) {
                 __builtin_prefetch(block->rows[ahead].data + at);
             }
+            __builtin_prefetch(scales_or_data(&block->rows[ahead]));
         }
         widen_row(keys, block->rows[key], values[key]);
     }
@@ -144,6 +152,22 @@ typedef struct f32_prefetch {
     int32_t stretches;
 } f32_prefetch;
 
+/*
+ * Asks for one line of each of the next rows, and for their scales. A prefetch cannot retire before
+ * its page is found, which takes as long as a miss of the caches where rows are spread over a large
+ * pool: several of them at once wait together. (AVX-512, 656-byte rows at random in 260 MB of small
+ * pages, 128 rows: 0.76 of the FMA peak without, 0.83 with.)
+ */
+static inline void touch_rows(const f32_block *block)
+{
+    int32_t stop = block->prefetched + TOUCHED_ROWS;
+    stop = stop < block->num_keys ? stop : block->num_keys;
+    for (int32_t i = block->prefetched; i < stop; i++) {
+        __builtin_prefetch(block->rows[i].data, 0, 2);
+        __builtin_prefetch(scales_or_data(&block->rows[i]), 0, 2);
+    }
+}
+
 /* The first line to prefetch during a stretch; *last is the last one. The same line again and
  * again where no row is due. */
 static inline const uint8_t *prefetch_row(f32_prefetch *prefetch, const uint8_t **last)
@@ -154,9 +178,13 @@ static inline const uint8_t *prefetch_row(f32_prefetch *prefetch, const uint8_t 
         return *last = (const uint8_t *)prefetch;
     }
     prefetch->credit -= prefetch->stretches;
-    const uint8_t *data = prefetch->block->rows[prefetch->block->prefetched++].data;
-    *last = data + prefetch->row_bytes - 1;
-    return data;
+    f32_block *block = prefetch->block;
+    if (block->prefetched % TOUCHED_ROWS == 0) {
+        touch_rows(block);
+    }
+    const mla_key_row *row = &block->rows[block->prefetched++];
+    *last = row->data + prefetch->row_bytes - 1;
+    return row->data;
 }
 
 #endif

@@ -158,7 +158,9 @@ def run_bench(options, device: str) -> int:
         import matplotlib  # noqa: F401  before the minutes of work, not after
     shape = _Shape(options, device)
     info = libmla.device_info(device, options.index if device == "cuda" else 0)
-    where = info.name + (f", {info.num_threads} threads, {info.isa_used}" if device == "cpu" else "")
+    where = info.name
+    if device == "cpu":
+        where += f", {info.num_threads} threads, {info.isa_used}"
     title = (f"dense MLA decode, {options.dtype}: b {shape.b}, s_q {shape.s_q}, h_q {shape.h_q}, "
              f"page {shape.page_size}\n{where}")
     print(title)
@@ -171,7 +173,8 @@ def run_bench(options, device: str) -> int:
         with open(options.csv, "w", encoding="utf-8") as file:
             file.write("implementation,s_k,microseconds,tflops,gbytes_per_second\n")
             for t in timings:
-                file.write(f"{t.name},{t.s_k},{t.seconds * 1e6:.2f},{t.tflops:.4f},{t.gbytes:.2f}\n")
+                file.write(f"{t.name},{t.s_k},{t.seconds * 1e6:.2f},{t.tflops:.4f},"
+                           f"{t.gbytes:.2f}\n")
     if options.plot:
         _draw(timings, options.plot, title)
         print(f"drawn: {options.plot}")

@@ -203,7 +203,7 @@ def test_num_splits_tell_the_schedule(device):
 
 @pytest.mark.parametrize("s_q,h_q,h_kv", [(4, 20, 1), (3, 9, 3), (2, 128, 1), (2, 126, 2)])
 def test_older_metadata_with_odd_heads(s_q, h_q, h_kv, device):
-    """The tensor tells rows, not tokens and heads; where that matters, the call plans for itself."""
+    """The tensor tells rows, not tokens and heads; where that matters, the call plans itself."""
     batch = DenseBatch(DenseCase(3, s_q, 300, h_q, h_kv), device)
     metadata, num_splits = flash_mla.get_mla_metadata(batch.seqlens, s_q * h_q // h_kv, h_kv)
     batch.check(*flash_mla.flash_mla_with_kvcache(

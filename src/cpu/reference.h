@@ -6,6 +6,6 @@
 #include "shape.h"
 
 /* mla_run() without plan or workspace. Lengths, pages and strides were checked. */
-void mla_reference_run(const mla_shape *shape, const mla_tensors *tensors);
+void mla_reference_run(const mla_shape *shape, const mla_tensors *tensors, int32_t num_threads);
 
 #endif

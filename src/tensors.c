@@ -1,0 +1,295 @@
+#include "tensors.h"
+
+#include "arg_struct.h"
+#include "formats.h"
+#include "status.h"
+
+enum { MAX_MERGE_PARTS = 256 };
+
+/* Byte offsets must fit int64_t with room to spare. */
+#define MAX_EXTENT ((int64_t)1 << 59)
+
+static mla_status check_pointer(const void *pointer, const char *name)
+{
+    return pointer != NULL ? MLA_OK : mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s = NULL", name);
+}
+
+static mla_status check_absent(const void *pointer, const char *name, const char *where)
+{
+    return pointer == NULL
+               ? MLA_OK
+               : mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s is set: must be NULL in %s", name, where);
+}
+
+static mla_status check_aligned(const void *pointer, size_t alignment, const char *name)
+{
+    return (uintptr_t)pointer % alignment == 0
+               ? MLA_OK
+               : mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s = %p: must be aligned to %zu bytes", name,
+                          pointer, alignment);
+}
+
+/*
+ * Replaces an all-zero stride array of a [dims[0], dims[1], ..., last_dim] array by the
+ * contiguous one and checks any other. With `distinct`, as outputs need it, rows may not share
+ * elements along a dimension.
+ */
+static mla_status resolve_strides(int64_t *stride, const int64_t *dims, int num_dims,
+                                  int64_t last_dim, bool distinct, const char *name)
+{
+    bool contiguous = true;
+    for (int i = 0; i < num_dims; i++) {
+        contiguous = contiguous && stride[i] == 0;
+    }
+    if (contiguous) {
+        int64_t elems = last_dim;
+        for (int i = num_dims - 1; i >= 0; i--) {
+            stride[i] = elems;
+            elems *= dims[i];
+        }
+    }
+    for (int i = 0; i < num_dims; i++) {
+        if (stride[i] < 0 || (distinct && dims[i] > 1 && stride[i] < last_dim)) {
+            return mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s_stride[%d] = %lld: must be at least %lld",
+                            name, i, (long long)stride[i], (long long)(distinct ? last_dim : 0));
+        }
+        if (dims[i] > 1 && stride[i] > MAX_EXTENT / dims[i]) {
+            return mla_fail(MLA_ERR_INVALID_ARGUMENT,
+                            "%s_stride[%d] = %lld: %lld of them exceed the address space", name, i,
+                            (long long)stride[i], (long long)dims[i]);
+        }
+    }
+    return MLA_OK;
+}
+
+/* Strides of a pool or cache, from the units of the manual to bytes. */
+static mla_status resolve_pool_strides(mla_kv_format kv_format, int64_t *stride, int64_t num_pages,
+                                       int64_t page_size, int64_t h_kv, int64_t d_qk,
+                                       int64_t page_bytes, const char *name)
+{
+    if (kv_format == MLA_KV_NATIVE) {
+        const int64_t dims[3] = {num_pages > 0 ? num_pages : 1, page_size, h_kv};
+        mla_status status = resolve_strides(stride, dims, 3, d_qk, false, name);
+        for (int i = 0; i < 3; i++) {
+            stride[i] *= 2;
+        }
+        return status;
+    }
+    bool rows_656 = kv_format == MLA_KV_FP8_656;
+    if (rows_656 ? stride[1] != 0 && stride[1] < MLA_FP8_656_BYTES : stride[1] != 0) {
+        return mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s_stride[1] = %lld: must be 0%s", name,
+                        (long long)stride[1], rows_656 ? " or at least 656 bytes" : "");
+    }
+    if (stride[1] == 0) {
+        stride[1] = rows_656 ? MLA_FP8_656_BYTES : MLA_FP8_584_DATA_BYTES;
+    }
+    if (stride[0] == 0) {
+        stride[0] = rows_656 ? page_size * stride[1] : page_bytes;
+    }
+    int64_t least = rows_656 ? MLA_FP8_656_BYTES : page_size * MLA_FP8_584_BYTES;
+    if (num_pages > 1 && (stride[0] < least || stride[0] > MAX_EXTENT / num_pages)) {
+        return mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s_stride[0] = %lld: must be %lld to %lld bytes",
+                        name, (long long)stride[0], (long long)least,
+                        (long long)(MAX_EXTENT / num_pages));
+    }
+    stride[2] = 0;
+    return MLA_OK;
+}
+
+static mla_status resolve_pool(const mla_shape *shape, mla_pool *pool, int64_t page_size,
+                               int64_t page_bytes, const char *name)
+{
+    if (pool->num_pages < 0 || pool->num_pages > MAX_EXTENT / page_bytes) {
+        return mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s.num_pages = %lld: must be 0 to %lld", name,
+                        (long long)pool->num_pages, (long long)(MAX_EXTENT / page_bytes));
+    }
+    if (pool->num_pages > 0 && pool->data == NULL) {
+        return mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s.data = NULL", name);
+    }
+    const mla_problem *p = &shape->problem;
+    mla_status status = check_aligned(pool->data, (size_t)shape->kv_elem_bytes, name);
+    if (status != MLA_OK) {
+        return status;
+    }
+    return resolve_pool_strides(p->kv_format, pool->stride, pool->num_pages, page_size, p->h_kv,
+                                p->d_qk, page_bytes, name);
+}
+
+static mla_status resolve_dense(const mla_shape *shape, mla_tensors *t)
+{
+    mla_status status;
+    if (t->max_pages < 0 || t->max_pages > INT32_MAX) {
+        return mla_fail(MLA_ERR_INVALID_ARGUMENT, "tensors.max_pages = %lld: must be 0 to %d",
+                        (long long)t->max_pages, INT32_MAX);
+    }
+    if ((status = check_pointer(t->seqlens, "tensors.seqlens")) != MLA_OK ||
+        (status = check_absent(t->indices, "tensors.indices", "dense decode")) != MLA_OK ||
+        (status = check_absent(t->topk_length, "tensors.topk_length", "dense decode")) != MLA_OK) {
+        return status;
+    }
+    if (t->max_pages == 0) {
+        return MLA_OK;
+    }
+    if ((status = check_pointer(t->block_table, "tensors.block_table")) != MLA_OK) {
+        return status;
+    }
+    int64_t dims[1] = {shape->problem.batch};
+    return resolve_strides(&t->block_table_stride, dims, 1, t->max_pages, false,
+                           "tensors.block_table");
+}
+
+static mla_status resolve_sparse(const mla_shape *shape, mla_tensors *t)
+{
+    const mla_problem *p = &shape->problem;
+    const int64_t dims[3] = {p->batch, p->s_q, p->h_kv};
+    mla_status status;
+    if ((status = check_pointer(t->indices, "tensors.indices")) != MLA_OK ||
+        (status = check_absent(t->seqlens, "tensors.seqlens", "sparse operations")) != MLA_OK ||
+        (status = check_absent(t->block_table, "tensors.block_table", "sparse operations")) !=
+            MLA_OK) {
+        return status;
+    }
+    status = resolve_strides(t->indices_stride, dims, 3, p->topk, false, "tensors.indices");
+    if (status != MLA_OK || p->extra_topk == 0) {
+        return status;
+    }
+    if ((status = check_pointer(t->extra_indices, "tensors.extra_indices")) != MLA_OK ||
+        (status = resolve_pool(shape, &t->extra_kv, p->extra_page_size, shape->extra_page_bytes,
+                               "tensors.extra_kv")) != MLA_OK) {
+        return status;
+    }
+    return resolve_strides(t->extra_indices_stride, dims, 3, p->extra_topk, false,
+                           "tensors.extra_indices");
+}
+
+static mla_status check_no_extra(const mla_tensors *t)
+{
+    const char *where = "a problem without extra_topk";
+    mla_status status;
+    if ((status = check_absent(t->extra_kv.data, "tensors.extra_kv.data", where)) != MLA_OK ||
+        (status = check_absent(t->extra_indices, "tensors.extra_indices", where)) != MLA_OK) {
+        return status;
+    }
+    return check_absent(t->extra_topk_length, "tensors.extra_topk_length", where);
+}
+
+mla_status mla_tensors_resolve(const mla_shape *shape, const mla_tensors *tensors,
+                               mla_tensors *resolved)
+{
+    const mla_problem *p = &shape->problem;
+    mla_tensors *t = resolved;
+    mla_status status = mla_arg_struct_read(tensors, sizeof *t, t, "tensors");
+    if (status != MLA_OK) {
+        return status;
+    }
+    const int64_t dims[3] = {p->batch, p->s_q, p->h_q};
+    if ((status = check_pointer(t->q, "tensors.q")) != MLA_OK ||
+        (status = check_aligned(t->q, 2, "tensors.q")) != MLA_OK ||
+        (status = check_pointer(t->out, "tensors.out")) != MLA_OK ||
+        (status = check_aligned(t->out, 2, "tensors.out")) != MLA_OK ||
+        (status = check_aligned(t->lse, 4, "tensors.lse")) != MLA_OK ||
+        (status = resolve_strides(t->q_stride, dims, 3, p->d_qk, false, "tensors.q")) != MLA_OK ||
+        (status = resolve_strides(t->out_stride, dims, 3, p->d_v, true, "tensors.out")) != MLA_OK ||
+        (status = resolve_strides(t->lse_stride, dims, 3, 1, true, "tensors.lse")) != MLA_OK ||
+        (status = resolve_pool(shape, &t->kv, p->page_size, shape->page_bytes, "tensors.kv")) !=
+            MLA_OK) {
+        return status;
+    }
+    if (p->op != MLA_OP_SPARSE_PREFILL &&
+        (status = check_absent(t->max_logits, "tensors.max_logits", "decode")) != MLA_OK) {
+        return status;
+    }
+    if (p->extra_topk == 0 && (status = check_no_extra(t)) != MLA_OK) {
+        return status;
+    }
+    return shape->sparse ? resolve_sparse(shape, t) : resolve_dense(shape, t);
+}
+
+static mla_status check_count(const char *name, int64_t value, int64_t low, int64_t high)
+{
+    return value >= low && value <= high
+               ? MLA_OK
+               : mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s = %lld: must be %lld to %lld", name,
+                          (long long)value, (long long)low, (long long)high);
+}
+
+static mla_status check_merge_dtype(mla_dtype dtype, const char *name)
+{
+    return dtype >= MLA_DTYPE_BF16 && dtype <= MLA_DTYPE_F32
+               ? MLA_OK
+               : mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s = %d: not an mla_dtype", name, (int)dtype);
+}
+
+mla_status mla_merge_args_resolve(const mla_merge_args *args, mla_merge_args *resolved)
+{
+    mla_merge_args *a = resolved;
+    mla_status status = mla_arg_struct_read(args, sizeof *a, a, "args");
+    if (status != MLA_OK ||
+        (status = check_count("args.num_parts", a->num_parts, 1, MAX_MERGE_PARTS)) != MLA_OK ||
+        (status = check_count("args.batch", a->batch, 1, INT32_MAX)) != MLA_OK ||
+        (status = check_count("args.s_q", a->s_q, 1, INT32_MAX)) != MLA_OK ||
+        (status = check_count("args.h_q", a->h_q, 1, 1 << 20)) != MLA_OK ||
+        (status = check_count("args.d_v", a->d_v, 512, 512)) != MLA_OK ||
+        (status = check_merge_dtype(a->part_dtype, "args.part_dtype")) != MLA_OK ||
+        (status = check_merge_dtype(a->out_dtype, "args.out_dtype")) != MLA_OK ||
+        (status = check_pointer(a->part_outs, "args.part_outs")) != MLA_OK ||
+        (status = check_pointer(a->part_lses, "args.part_lses")) != MLA_OK ||
+        (status = check_pointer(a->out, "args.out")) != MLA_OK) {
+        return status;
+    }
+    for (int64_t i = 0; i < a->num_parts; i++) {
+        if (a->part_outs[i] == NULL || a->part_lses[i] == NULL) {
+            return mla_fail(MLA_ERR_INVALID_ARGUMENT, "args.%s[%lld] = NULL",
+                            a->part_outs[i] == NULL ? "part_outs" : "part_lses", (long long)i);
+        }
+    }
+    const int64_t dims[3] = {a->batch, a->s_q, a->h_q};
+    if ((status = resolve_strides(a->part_out_stride, dims, 3, a->d_v, false, "args.part_out")) !=
+            MLA_OK ||
+        (status = resolve_strides(a->part_lse_stride, dims, 3, 1, false, "args.part_lse")) !=
+            MLA_OK ||
+        (status = resolve_strides(a->out_stride, dims, 3, a->d_v, true, "args.out")) != MLA_OK) {
+        return status;
+    }
+    return resolve_strides(a->lse_stride, dims, 3, 1, true, "args.lse");
+}
+
+mla_status mla_pack_args_resolve(const mla_pack_args *args, mla_pack_args *resolved)
+{
+    mla_pack_args *a = resolved;
+    mla_status status = mla_arg_struct_read(args, sizeof *a, a, "args");
+    if (status != MLA_OK) {
+        return status;
+    }
+    if (a->kv_format != MLA_KV_NATIVE && a->dtype != MLA_DTYPE_BF16) {
+        return mla_fail(MLA_ERR_INVALID_ARGUMENT,
+                        "args.dtype = %d: FP8 caches take MLA_DTYPE_BF16 rows", (int)a->dtype);
+    }
+    int64_t page_bytes = mla_page_bytes(a->kv_format, a->dtype, a->page_size, a->h_kv, a->d_qk);
+    if (page_bytes == 0) {
+        return mla_fail(MLA_ERR_INVALID_ARGUMENT,
+                        "args: no cache has kv_format %d, dtype %d, page_size %lld, h_kv %lld, "
+                        "d_qk %lld",
+                        (int)a->kv_format, (int)a->dtype, (long long)a->page_size,
+                        (long long)a->h_kv, (long long)a->d_qk);
+    }
+    if ((status = check_count("args.num_tokens", a->num_tokens, 0, (int64_t)1 << 40)) != MLA_OK ||
+        (status = check_count("args.num_pages", a->num_pages, 0, MAX_EXTENT / page_bytes)) !=
+            MLA_OK) {
+        return status;
+    }
+    if (a->num_tokens > 0 && ((status = check_pointer(a->rows, "args.rows")) != MLA_OK ||
+                              (status = check_aligned(a->rows, 2, "args.rows")) != MLA_OK)) {
+        return status;
+    }
+    if (a->num_pages > 0 && (status = check_pointer(a->cache, "args.cache")) != MLA_OK) {
+        return status;
+    }
+    const int64_t dims[2] = {a->num_tokens > 0 ? a->num_tokens : 1, a->h_kv};
+    if ((status = resolve_strides(a->rows_stride, dims, 2, a->d_qk, false, "args.rows")) !=
+        MLA_OK) {
+        return status;
+    }
+    return resolve_pool_strides(a->kv_format, a->cache_stride, a->num_pages, a->page_size, a->h_kv,
+                                a->d_qk, page_bytes, "args.cache");
+}

@@ -34,8 +34,7 @@
  *     mla_problem problem = { .struct_size = sizeof problem, .op = MLA_OP_DENSE_DECODE, ... };
  *     mla_sizes sizes = { .struct_size = sizeof sizes };
  *     mla_get_sizes(ctx, &problem, &sizes);            once per shape; never depends on lengths
- *     ... the caller allocates sizes.plan_bytes and sizes.workspace_bytes, where the tensors live
- * ...
+ *     ... the caller allocates plan_bytes and workspace_bytes, where the tensors live ...
  *
  *     mla_plan plan = { .struct_size = sizeof plan, .buffer = ..., .buffer_bytes = ... };
  *     mla_plan_build(ctx, &problem, &lengths, &plan, stream);              once per step
@@ -47,30 +46,28 @@
  *
  * RULES THAT HOLD EVERYWHERE
  *
- *  1. Arguments structs begin with `struct_size`, which the caller sets to sizeof of the struct.
- * Fields that are left out of an initialiser are zero, and zero is the default where this header
- * names one.
+ *  1. Argument structs begin with `struct_size`, which the caller sets to sizeof of the struct.
+ *     Fields left out of an initialiser are zero, and zero is the default where one is named here.
  *  2. Every function that can fail returns mla_status. On failure nothing was written to any output
- * and nothing was launched, and mla_last_error() of this thread names the argument and the value
- * seen. (MLA_ERR_DEVICE is the exception: the device failed while work was under way.)
+ *     and nothing was launched; mla_last_error() of this thread names the argument and the value
+ *     seen. (MLA_ERR_DEVICE is the exception: the device failed while work was under way.)
  *  3. No call allocates memory, except mla_ctx_create().
  *  4. Strides are int64_t, in elements (bytes for FP8 rows). The last dimension is contiguous. A
- * stride array that is all zero stands for the contiguous layout of the shape given beside it.
+ *     stride array that is all zero stands for the contiguous layout of the shape given beside it.
  *  5. What is not referenced does not exist: rows past a length, pages that no block table names,
- * entries of a block table past the last page, indices past topk_length, indices outside the pool.
- * They may hold anything, NaN included, and never change a result.
+ *     block-table entries past the last page, indices past topk_length, indices outside the pool.
+ *     They may hold anything, NaN included, and never change a result.
  *  6. A query row that sees no key has out = 0 and lse = -INFINITY (+INFINITY with
- * lse_empty_pos_inf).
+ *     lse_empty_pos_inf).
  *  7. The same inputs on the same context give the same bits.
- *  8. A context may be used by several threads at once, each with its own plan, workspace and
- * outputs.
- *  9. CPU contexts take host pointers, compute before they return and ignore `stream`. CUDA
- * contexts take device pointers, only enqueue work on `stream` (a CUstream; NULL is the legacy
- * default stream) and can be captured in a CUDA graph; what lies in device memory (lengths, tables,
- * indices) they cannot refuse, so an impossible value there gives a wrong answer, never a fault.
+ *  8. A context may be used by several threads at once, each with its own plan, workspace, outputs.
+ *  9. CPU contexts take host pointers, compute before they return and ignore `stream`. CUDA ones
+ *     take device pointers, only enqueue work on `stream` (a CUstream; NULL is the legacy default
+ *     stream) and can be captured in a CUDA graph. What lies in device memory (lengths, tables,
+ *     indices) they cannot refuse: an impossible value there gives a wrong answer, never a fault.
  *
- * Formats of FP8 rows: mla_kv_format. Alignment: CPU, that of the element; CUDA, 16 bytes for base
- * pointers and for strides of q, kv and out.
+ * Formats of FP8 rows: mla_kv_format. Alignment: on the CPU that of the element; on CUDA 16 bytes
+ * for base pointers and for strides of q, kv and out.
  */
 #ifndef MLA_H
 #define MLA_H
@@ -101,19 +98,21 @@ extern "C" {
 /* What every fallible function returns. MLA_OK is 0; values are stable across versions. */
 typedef enum mla_status {
     MLA_OK = 0,
-    MLA_ERR_INVALID_ARGUMENT =
-        1,                   /* an argument contradicts this manual; the call can never succeed */
-    MLA_ERR_UNSUPPORTED = 2, /* a valid request that this backend, device or build does not offer */
-    MLA_ERR_BUFFER_TOO_SMALL =
-        3, /* the plan or workspace buffer is smaller than mla_get_sizes() says */
-    MLA_ERR_PLAN_MISMATCH =
-        4, /* the plan was never built, or built for another problem or context */
-    MLA_ERR_OUT_OF_MEMORY = 5, /* mla_ctx_create() could not allocate */
-    MLA_ERR_DEVICE = 6         /* the device or its driver reported a failure */
+    /* An argument contradicts this manual; the call can never succeed. */
+    MLA_ERR_INVALID_ARGUMENT = 1,
+    /* A valid request that this backend, device or build does not offer. */
+    MLA_ERR_UNSUPPORTED = 2,
+    /* The plan or workspace buffer is smaller than mla_get_sizes() says. */
+    MLA_ERR_BUFFER_TOO_SMALL = 3,
+    /* The plan was never built, or was built for another problem or context. */
+    MLA_ERR_PLAN_MISMATCH = 4,
+    /* mla_ctx_create() could not allocate. */
+    MLA_ERR_OUT_OF_MEMORY = 5,
+    /* The device or its driver reported a failure. */
+    MLA_ERR_DEVICE = 6
 } mla_status;
 
-/* The name of a status, e.g. "MLA_ERR_UNSUPPORTED"; "unknown status" for other values. Never NULL.
- */
+/* The name of a status, e.g. "MLA_ERR_UNSUPPORTED"; "unknown status" for others. Never NULL. */
 MLA_API const char *mla_status_name(mla_status status);
 
 /*
@@ -138,16 +137,16 @@ typedef enum mla_backend {
 } mla_backend;
 
 /*
- * Instruction sets of the CPU backend, one bit each. A context uses the highest one that its mask
- * allows, the processor and the operating system offer, and that serves the problem at hand.
+ * Instruction sets of the CPU backend, one bit each. A context uses the best one that its mask
+ * allows, that the processor and the operating system offer and that serves the problem at hand.
  */
 typedef enum mla_isa {
-    MLA_ISA_REFERENCE = 1u << 0,   /* scalar C with double accumulation: the specification, slow */
+    MLA_ISA_REFERENCE = 1u << 0,   /* scalar C, double accumulation: the specification, slow */
     MLA_ISA_PORTABLE = 1u << 1,    /* C without intrinsics, for any processor */
     MLA_ISA_AVX2 = 1u << 2,        /* AVX2, FMA and F16C */
     MLA_ISA_AVX512 = 1u << 3,      /* AVX-512 F, BW, DQ, VL */
-    MLA_ISA_AVX512_BF16 = 1u << 4, /* and AVX512-BF16: bf16 products, FP32 accumulation */
-    MLA_ISA_AMX_BF16 = 1u << 5     /* AMX tiles, bf16 products, FP32 accumulation */
+    MLA_ISA_AVX512_BF16 = 1u << 4, /* AVX512-BF16: bf16 products, FP32 accumulation */
+    MLA_ISA_AMX_BF16 = 1u << 5     /* AMX tiles: bf16 products, FP32 accumulation */
 } mla_isa;
 
 /* The name of one instruction set, e.g. "avx512_bf16"; "unknown" for other values. Never NULL. */
@@ -158,14 +157,16 @@ typedef struct mla_ctx mla_ctx;
 /* How to make a context. All zero (or a NULL pointer to it) gives the default. */
 typedef struct mla_ctx_params {
     size_t struct_size;
-    mla_backend backend; /* default: MLA_BACKEND_AUTO */
-    int32_t device;      /* CUDA device ordinal; default 0. CPU: must be 0 */
-    int32_t num_threads; /* CPU threads; default 0: OpenMP's own choice (OMP_NUM_THREADS, else all
-                            cores) */
-    uint32_t
-        isa_mask; /* CPU: OR of the mla_isa bits that may be used; default 0: all. The environment
-                     variable MLA_CPU_ISA, a comma-separated list of mla_isa_name()s, restricts it
-                     further; reference is used only when nothing else is left in the mask */
+    /* Default: MLA_BACKEND_AUTO. */
+    mla_backend backend;
+    /* CUDA device ordinal, default 0. The CPU has device 0 only. */
+    int32_t device;
+    /* CPU threads. Default 0: OpenMP's own choice (OMP_NUM_THREADS, else all cores). */
+    int32_t num_threads;
+    /* CPU: OR of the mla_isa bits that may be used. Default 0: all. The environment variable
+     * MLA_CPU_ISA, a comma-separated list of mla_isa_name()s, restricts it further. The
+     * reference is used only when the mask leaves nothing else. */
+    uint32_t isa_mask;
 } mla_ctx_params;
 
 /*
@@ -179,19 +180,17 @@ typedef struct mla_ctx_params {
  */
 MLA_API mla_status mla_ctx_create(const mla_ctx_params *params, mla_ctx **ctx);
 
-/* Destroys a context. NULL is allowed. No call may be using it; enqueued GPU work may still be
- * running. */
+/* Destroys a context; NULL is allowed. No call may be using it. Enqueued GPU work may still run. */
 MLA_API void mla_ctx_destroy(mla_ctx *ctx);
 
 /* What a context runs on. Strings are NUL-terminated. */
 typedef struct mla_info {
     size_t struct_size;
-    mla_backend backend;   /* CPU or CUDA, never AUTO */
-    int32_t device;        /* as in mla_ctx_params */
-    char device_name[128]; /* the processor's or GPU's own name */
-    int32_t num_threads;   /* CPU: threads in use */
-    uint32_t
-        isa_available; /* CPU: what processor, operating system and build offer, before any mask */
+    mla_backend backend;    /* CPU or CUDA, never AUTO */
+    int32_t device;         /* as in mla_ctx_params */
+    char device_name[128];  /* the processor's or GPU's own name */
+    int32_t num_threads;    /* CPU: threads in use */
+    uint32_t isa_available; /* CPU: what processor, system and build offer, before any mask */
     uint32_t isa_allowed;   /* CPU: what this context may use */
     mla_isa isa_used;       /* CPU: what bf16 problems use */
     int32_t num_sms;        /* CUDA: multiprocessors */
@@ -234,14 +233,14 @@ typedef enum mla_dtype {
  *     bytes   0 - 511   512 float8 e4m3fn latent values
  *     bytes 512 - 527   four float32 scales, one for each 128 latent values; value = e4m3 * scale
  *     bytes 528 - 655   64 bf16 RoPE values
- *   Readers apply any float32 scale as it is. mla_pack() writes 2^ceil(log2(max(amax / 448,
- * 1e-4))).
+ *   Readers apply any float32 scale as it is, and a scale of 0 gives 0. mla_pack() writes the scale
+ *   2^ceil(log2(max(amax / 448, 1e-4))).
  *
- * MLA_KV_FP8_584 (DeepSeek V4, "MODEL1"; d_qk 512, h_kv 1), 584 bytes a token. Inside a page of n
- * tokens: n rows of 576 bytes: 448 float8 e4m3fn values, 64 bf16 RoPE values n rows of 8 bytes:
- * seven e8m0 scales (2^(byte - 127)), one for each 64 e4m3 values, and one pad byte the page is
- * padded to a multiple of 576 bytes: 576 * ceil(584 * n / 576) bytes in all V is all 512 values. An
- * e8m0 byte of 255 is NaN.
+ * MLA_KV_FP8_584 (DeepSeek V4, "MODEL1"; d_qk 512, h_kv 1), 584 bytes a token. A page of n tokens:
+ *     n rows of 576 bytes: 448 float8 e4m3fn values, 64 bf16 RoPE values
+ *     n rows of 8 bytes: seven e8m0 scales (2^(byte - 127)), one for each 64 e4m3 values, one pad
+ *     padding to a multiple of 576 bytes: 576 * ceil(584 * n / 576) bytes in all
+ *   V is all 512 values. An e8m0 byte of 255 is NaN.
  */
 typedef enum mla_kv_format {
     MLA_KV_NATIVE = 0,
@@ -250,36 +249,47 @@ typedef enum mla_kv_format {
 } mla_kv_format;
 
 /*
- * What is computed. All counts are numbers of things, not bytes.
- *
- * d_qk is 576 or 512 and d_v is 512. Rows of h_q query heads share KV heads in order: query head i
- * reads KV head i / (h_q / h_kv). Page sizes need not be powers of two on the CPU.
+ * What is computed. All counts are numbers of things, not bytes. Query heads share KV heads in
+ * order: query head i reads KV head i / (h_q / h_kv).
  */
 typedef struct mla_problem {
     size_t struct_size;
     mla_op op;
-    mla_dtype
-        dtype; /* of q and out, and of the cache when kv_format is MLA_KV_NATIVE: BF16 or F16 */
-    mla_kv_format kv_format; /* default: MLA_KV_NATIVE */
-    int64_t batch;           /* requests, 1 to 2^31 - 1; sparse prefill: 1 */
-    int64_t s_q;             /* query tokens of each request, >= 1 */
-    int64_t h_q;             /* query heads, >= 1 */
-    int64_t h_kv;            /* KV heads, divides h_q; 1 with FP8 rows */
-    int64_t d_qk;            /* 576 or 512 */
-    int64_t d_v;             /* 512 */
-    int64_t page_size;       /* tokens of a page, >= 1 */
-    int64_t topk;            /* sparse: indices of each query token, >= 1; dense: 0 */
-    int64_t extra_page_size; /* sparse decode with a second pool: its page size; else 0 */
-    int64_t extra_topk;      /* sparse decode with a second pool: its indices a token; else 0 */
-    double softmax_scale; /* default 0: 1 / sqrt(d_qk). Finite; may be negative. To weigh all keys
-                             alike, pass any value below 1e-45, which float32 rounds to zero */
-    int32_t num_parts; /* pieces that the KV is cut into; default 0: chosen for the device. At most
-                          65536 */
-    bool causal;       /* dense: query token t of s_q sees keys 0 ... seqlen - s_q + t */
-    bool batch_invariant;   /* a request's bits do not depend on its batch mates (requests are never
-                               split) */
-    bool lse_empty_pos_inf; /* lse of a row without keys: +INFINITY, FlashMLA's convention, not
-                               -INFINITY */
+    /* Of q and out, and of the cache when kv_format is MLA_KV_NATIVE: BF16 or F16. */
+    mla_dtype dtype;
+    /* Default: MLA_KV_NATIVE. */
+    mla_kv_format kv_format;
+    /* Requests, 1 to 2^31 - 1. Sparse prefill: 1. */
+    int64_t batch;
+    /* Query tokens of each request, >= 1. */
+    int64_t s_q;
+    /* Query heads, >= 1. */
+    int64_t h_q;
+    /* KV heads; divides h_q. 1 with FP8 rows. */
+    int64_t h_kv;
+    /* Values of a key: 576 or 512. */
+    int64_t d_qk;
+    /* Values of a value row, the first ones of the key: 512. */
+    int64_t d_v;
+    /* Tokens of a page, >= 1. The CPU takes any, powers of two or not. */
+    int64_t page_size;
+    /* Sparse: indices of each query token, >= 1. Dense: 0. */
+    int64_t topk;
+    /* Sparse decode with a second pool: its page size and its indices of each query token. Else
+     * 0. */
+    int64_t extra_page_size;
+    int64_t extra_topk;
+    /* Default 0: 1 / sqrt(d_qk). Finite in float32; may be negative. To weigh all keys alike, pass
+     * any value below 1e-45, which float32 rounds to zero. */
+    double softmax_scale;
+    /* Pieces that the KV is cut into, at most 65536. Default 0: chosen for the device. */
+    int32_t num_parts;
+    /* Dense: query token t of s_q sees keys 0 ... seqlen - s_q + t. */
+    bool causal;
+    /* A request's bits do not depend on its batch mates: requests are never split. */
+    bool batch_invariant;
+    /* lse of a row without keys is +INFINITY, FlashMLA's convention, instead of -INFINITY. */
+    bool lse_empty_pos_inf;
 } mla_problem;
 
 /*
@@ -289,8 +299,7 @@ typedef struct mla_problem {
  */
 MLA_API mla_status mla_supports(const mla_ctx *ctx, const mla_problem *problem);
 
-/* Bytes that the caller must provide. They depend on the problem and the context, never on lengths.
- */
+/* Bytes that the caller must provide. They depend on problem and context, never on lengths. */
 typedef struct mla_sizes {
     size_t struct_size;
     size_t plan_bytes;
@@ -298,9 +307,10 @@ typedef struct mla_sizes {
 } mla_sizes;
 
 /*
- * Fills *sizes. Both buffers need an alignment of 16 bytes and live where the tensors live. A
- * workspace serves one mla_run() at a time; it needs no initialisation and keeps nothing between
- * calls. Errors: as mla_supports().
+ * Fills *sizes. Both buffers are 16-byte aligned and live where the tensors live. A workspace
+ * serves one mla_run() at a time; it needs no initialisation and keeps nothing between calls.
+ *
+ * Errors: as mla_supports().
  */
 MLA_API mla_status mla_get_sizes(const mla_ctx *ctx, const mla_problem *problem, mla_sizes *sizes);
 
@@ -308,72 +318,79 @@ MLA_API mla_status mla_get_sizes(const mla_ctx *ctx, const mla_problem *problem,
  * The plan: how the work is cut
  * -------------------------------------------------------------------------------------------- */
 
+/* Keys are counted in blocks of this many tokens of one request; the last block may be shorter. */
+enum { MLA_BLOCK_TOKENS = 64 };
+
 /*
- * Lengths that a plan is built from. int32, where the tensors live.
- *
- * A sequence of planning counts in "plan requests": dense decode, one per request; sparse decode,
- * one per query token, number request * s_q + token; sparse prefill, one per query token.
+ * The lengths that a plan is built from, int32, where the tensors live. Each pointer is NULL when
+ * the operation does not use it.
  */
 typedef struct mla_lengths {
     size_t struct_size;
-    const int32_t *seqlens;     /* [batch], dense decode: tokens in the cache, >= 0; sparse: NULL */
-    const int32_t *topk_length; /* sparse, may be NULL (= topk): [batch] in decode, [s_q] in
-                                   prefill; clamped to 0 ... topk */
-    const int32_t
-        *extra_topk_length; /* as topk_length, for the second pool; [batch], may be NULL */
+    /* Dense decode, [batch]: tokens of each request, those of its s_q queries included, >= 0. */
+    const int32_t *seqlens;
+    /* Sparse, [batch] in decode and [s_q] in prefill: how many of the topk indices count,
+     * clamped to 0 ... topk. NULL: all of them. */
+    const int32_t *topk_length;
+    /* Sparse decode, [batch]: the same for the second pool. */
+    const int32_t *extra_topk_length;
 } mla_lengths;
 
 /*
  * A plan. The caller sets the first three fields; mla_plan_build() fills the others and the buffer.
  * The struct lives on the host, the buffer where the tensors live. The buffer holds no pointers, so
- * its bytes may be copied (between devices of one kind, or to the host to be looked at).
+ * its bytes may be copied: between devices of one kind, or to the host to be looked at.
  */
 typedef struct mla_plan {
     size_t struct_size;
-    void *buffer; /* at least sizes.plan_bytes, 16-byte aligned */
-    size_t buffer_bytes;
-    mla_problem problem; /* what the plan was built for; struct_size 0 before */
-    uint64_t context_id; /* shape of the context it was built on (backend, parts) */
+    void *buffer;        /* 16-byte aligned */
+    size_t buffer_bytes; /* at least mla_sizes.plan_bytes */
+    mla_problem problem; /* what the plan was built for; problem.struct_size is 0 before */
+    uint64_t context_id; /* kind of context it was built on; 0 before */
 } mla_plan;
 
 /*
- * Builds the schedule of a batch. May be called again on the same plan with other lengths; under
- * CUDA it is enqueued on `stream` and may be part of a captured graph, so that a replay rebuilds it
- * from the lengths then in memory.
+ * Builds the schedule of a batch. May be called again on the same plan with other lengths. Under
+ * CUDA it is enqueued on `stream` and may be part of a captured graph: a replay then rebuilds the
+ * plan from the lengths that are in memory at that time.
  *
- * Errors: INVALID_ARGUMENT (also, on the CPU: a negative length), UNSUPPORTED, BUFFER_TOO_SMALL.
+ * Errors: INVALID_ARGUMENT (on the CPU also a negative length), UNSUPPORTED, BUFFER_TOO_SMALL,
+ * DEVICE.
  */
 MLA_API mla_status mla_plan_build(const mla_ctx *ctx, const mla_problem *problem,
                                   const mla_lengths *lengths, mla_plan *plan, void *stream);
 
 /*
  * Declares that plan->buffer holds, or will hold when the stream gets there, a copy of the buffer
- * of a plan built for `problem` on a context like this one. Fills the host fields; touches no
- * buffer. Errors: as mla_plan_build().
+ * of a plan built for `problem` on a context of the same kind. Fills the host fields, touches no
+ * buffer.
+ *
+ * Errors: as mla_plan_build().
  */
 MLA_API mla_status mla_plan_attach(const mla_ctx *ctx, const mla_problem *problem, mla_plan *plan);
 
 /*
- * One part of a schedule: from block `begin_block` of plan request `begin_req` up to, not
- * including, block `end_block` of `end_req`. A block is MLA_BLOCK_TOKENS tokens of a request. An
- * idle part has begin_req = end_req and begin_block = end_block.
+ * One part of a schedule: from block begin_block of plan request begin_req up to, not including,
+ * block end_block of end_req. Plan requests are the requests in dense decode, and the query
+ * tokens (request * s_q + token) in sparse operations, where each has its own keys. An idle part
+ * begins where it ends.
  */
 typedef struct mla_plan_part {
     int64_t begin_req;
     int64_t end_req;
     int32_t begin_block;
     int32_t end_block;
-    int32_t num_splits; /* pieces of the split request whose first piece ends this part; 0: there is
-                           none */
-    int32_t num_blocks; /* blocks in this part */
+    /* When this part holds the first piece of a request that later parts continue: the number of
+     * consecutive parts, from this one, that the request spans. Else 0. */
+    int32_t num_splits;
+    int32_t num_blocks;
 } mla_plan_part;
 
-enum { MLA_BLOCK_TOKENS = 64 };
-
 /*
- * Reads part `part_idx` of a plan whose buffer is host memory (of a CUDA plan, a copy). *num_parts,
- * if num_parts is not NULL, becomes the number of parts; `part` may be NULL. Errors:
- * INVALID_ARGUMENT (part_idx out of range), PLAN_MISMATCH (the buffer holds no plan).
+ * Reads part `part_idx` of a plan whose buffer is host memory (of a CUDA plan: of a copy). `part`
+ * and `num_parts` may be NULL; *num_parts becomes the number of parts.
+ *
+ * Errors: INVALID_ARGUMENT (part_idx out of range), PLAN_MISMATCH (the buffer holds no plan).
  */
 MLA_API mla_status mla_plan_get_part(const mla_plan *plan, int64_t part_idx, mla_plan_part *part,
                                      int64_t *num_parts);
@@ -383,68 +400,74 @@ MLA_API mla_status mla_plan_get_part(const mla_plan *plan, int64_t part_idx, mla
  * -------------------------------------------------------------------------------------------- */
 
 /*
- * A pool of pages of KV rows, [num_pages, page_size, h_kv, d_qk], in the problem's kv_format. Slot
- * s is row s % page_size of page s / page_size. The kv tensor of sparse prefill, [s_kv, h_kv,
- * d_qk], is a pool with page_size 1.
- *
- * stride = { page, token, head }. With FP8 rows, in bytes: head is ignored, and token must be 0 or
- * 656 (656-byte rows) or 0 (584-byte rows, whose layout inside a page is fixed); a page stride of 0
- * is the contiguous one.
+ * A pool of pages of KV rows, [num_pages, page_size, h_kv, d_qk], in the problem's kv_format.
+ * Slot s is row s % page_size of page s / page_size. The kv tensor of sparse prefill, [s_kv,
+ * h_kv, d_qk], is a pool of s_kv pages of size 1.
  */
 typedef struct mla_pool {
-    const void *data; /* not NULL unless num_pages is 0 */
+    /* May be NULL when num_pages is 0. */
+    const void *data;
     int64_t num_pages;
+    /* Page, token, head. With FP8 rows in bytes: the head stride is ignored; the token stride
+     * is 0 (contiguous) or, with 656-byte rows, at least 656; a page stride of 0 is the
+     * contiguous one. */
     int64_t stride[3];
 } mla_pool;
 
 /*
- * Where the data is. Pointers are not NULL unless said otherwise; fields that the operation does
- * not use must be NULL or 0. Outputs may not overlap inputs. Contiguous layouts, slowest dimension
- * first:
+ * Where the data is. Shapes name the slowest dimension first. Pointers are not NULL unless said so;
+ * those that the operation does not use are NULL. Outputs may not overlap inputs.
  */
 typedef struct mla_tensors {
     size_t struct_size;
 
-    const void *q;       /* dtype [batch, s_q, h_q, d_qk] */
-    int64_t q_stride[3]; /* batch, token, head */
+    /* Queries, problem.dtype, [batch, s_q, h_q, d_qk]; strides of batch, token, head. */
+    const void *q;
+    int64_t q_stride[3];
     mla_pool kv;
 
-    /* dense decode */
-    const int32_t
-        *block_table; /* [batch, max_pages]: page numbers. May be NULL when max_pages is 0 */
-    int64_t block_table_stride; /* elements between rows; 0: max_pages */
-    int64_t
-        max_pages; /* entries of a row; a request's length may not exceed max_pages * page_size */
-    const int32_t
-        *seqlens; /* [batch]: tokens of each request, those of its s_q queries included, >= 0 */
+    /* Dense decode. Page numbers, [batch, max_pages]; a row's stride of 0 is max_pages. May be NULL
+     * when max_pages is 0. */
+    const int32_t *block_table;
+    int64_t block_table_stride;
+    int64_t max_pages;
+    /* [batch], as in mla_lengths; none may exceed max_pages * page_size. */
+    const int32_t *seqlens;
 
-    /* sparse decode and prefill */
-    const int32_t *indices; /* slots: decode [batch, s_q, h_kv, topk], prefill [s_q, h_kv, topk]. A
-                               value below 0 or beyond the pool is skipped, wherever it stands */
-    int64_t indices_stride[3];  /* batch, token, KV head */
-    const int32_t *topk_length; /* may be NULL; see mla_lengths */
+    /* Sparse. Slots of the keys: decode [batch, s_q, h_kv, topk], prefill [s_q, h_kv, topk];
+     * strides of batch, token, KV head. A value below 0 or beyond the pool is skipped, wherever
+     * it stands. */
+    const int32_t *indices;
+    int64_t indices_stride[3];
+    /* As in mla_lengths; may be NULL. */
+    const int32_t *topk_length;
 
-    /* sparse decode: a second pool in the same format. A row attends to the union of both lists */
+    /* Sparse decode with extra_topk > 0: a second pool in the same format and its own indices,
+     * [batch, s_q, h_kv, extra_topk]. A query attends to the union of both lists. */
     mla_pool extra_kv;
-    const int32_t *extra_indices; /* [batch, s_q, h_kv, extra_topk] */
+    const int32_t *extra_indices;
     int64_t extra_indices_stride[3];
-    const int32_t *extra_topk_length; /* may be NULL */
+    const int32_t *extra_topk_length;
 
-    const float *attn_sink; /* [h_q], may be NULL: out is scaled by 1 / (1 + exp(sink - lse)); lse
-                               is not. -INFINITY is no sink, +INFINITY gives 0 */
+    /* [h_q], may be NULL. Scales out by 1 / (1 + exp(sink - lse)) and leaves lse as it is;
+     * -INFINITY is no sink, +INFINITY gives 0. */
+    const float *attn_sink;
 
-    void *out;             /* dtype [batch, s_q, h_q, d_v] */
-    int64_t out_stride[3]; /* batch, token, head */
-    float *lse;            /* [batch, s_q, h_q], may be NULL */
-    int64_t lse_stride[3]; /* batch, token, head */
-    float *max_logits; /* sparse prefill, may be NULL: [s_q, h_q] contiguous, the row maximum of S,
-                          or -INFINITY */
+    /* Result, problem.dtype, [batch, s_q, h_q, d_v]; strides of batch, token, head. */
+    void *out;
+    int64_t out_stride[3];
+    /* [batch, s_q, h_q], may be NULL; strides of batch, token, head. */
+    float *lse;
+    int64_t lse_stride[3];
+    /* Sparse prefill, may be NULL: the row maximum of S, [s_q, h_q], contiguous; -INFINITY for
+     * a row without keys. */
+    float *max_logits;
 } mla_tensors;
 
 /*
  * Computes the problem. The plan must have been built (or attached) for an equal problem,
- * softmax_scale and lse_empty_pos_inf aside, on a context of the same shape. Lengths must be those
- * the plan was built from; other lengths may give a wrong answer, never a fault.
+ * softmax_scale and lse_empty_pos_inf aside, on a context of the same kind. Lengths are those the
+ * plan was built from; other lengths may give a wrong answer, never a fault.
  *
  * Errors: INVALID_ARGUMENT (on the CPU also: a length that is negative or beyond the block table, a
  * referenced page outside the pool), UNSUPPORTED, BUFFER_TOO_SMALL, PLAN_MISMATCH, DEVICE.
@@ -458,52 +481,66 @@ MLA_API mla_status mla_run(const mla_ctx *ctx, const mla_problem *problem,
  * -------------------------------------------------------------------------------------------- */
 
 /*
- * Joins the results of attention over num_parts disjoint sets of keys, e.g. one per rank of context
- * parallelism:  lse = ln(sum_i exp(lse_i)),  out = sum_i exp(lse_i - lse) * out_i.
- * An lse of -INFINITY or +INFINITY marks a part without keys, whose out is not read.
+ * Results of attention over num_parts disjoint sets of keys, e.g. one of each rank of context
+ * parallelism, and where the joined result goes. Strides are those of batch, token, head.
  */
 typedef struct mla_merge_args {
     size_t struct_size;
-    int64_t num_parts; /* 1 ... 256 */
+    int64_t num_parts; /* 1 to 256 */
     int64_t batch, s_q, h_q, d_v;
-    mla_dtype part_dtype;          /* BF16, F16 or F32 */
-    const void *const *part_outs;  /* host array of num_parts pointers to [batch, s_q, h_q, d_v] */
-    const float *const *part_lses; /* host array of num_parts pointers to [batch, s_q, h_q] */
-    int64_t part_out_stride[3];    /* batch, token, head; the same for all parts */
+    mla_dtype part_dtype; /* BF16, F16 or F32 */
+    /* Host arrays of num_parts pointers, to [batch, s_q, h_q, d_v] and [batch, s_q, h_q]. All parts
+     * share the strides. */
+    const void *const *part_outs;
+    const float *const *part_lses;
+    int64_t part_out_stride[3];
     int64_t part_lse_stride[3];
     mla_dtype out_dtype; /* BF16, F16 or F32 */
-    void *out;           /* may be one of part_outs when dtype and strides agree */
+    /* [batch, s_q, h_q, d_v]. May be one of part_outs when dtype and strides agree. */
+    void *out;
     int64_t out_stride[3];
-    float *lse; /* may be NULL */
+    /* [batch, s_q, h_q], may be NULL. May be one of part_lses when the strides agree. */
+    float *lse;
     int64_t lse_stride[3];
-    bool lse_empty_pos_inf; /* as in mla_problem, for the merged rows */
+    bool lse_empty_pos_inf; /* as in mla_problem, for the joined rows */
 } mla_merge_args;
 
-/* Errors: INVALID_ARGUMENT, UNSUPPORTED, DEVICE. */
+/*
+ * lse = ln(sum_i exp(lse_i)), out = sum_i exp(lse_i - lse) * out_i. An lse_i of -INFINITY or
+ * +INFINITY marks a part without keys, whose out is not read.
+ *
+ * Errors: INVALID_ARGUMENT, UNSUPPORTED, DEVICE.
+ */
 MLA_API mla_status mla_merge(const mla_ctx *ctx, const mla_merge_args *args, void *stream);
 
-/* Rows and the cache slots they go to or come from; for mla_pack() and mla_unpack(). */
+/* Rows, and the cache slots they go to or come from. */
 typedef struct mla_pack_args {
     size_t struct_size;
     mla_kv_format kv_format;
-    mla_dtype dtype;    /* of the rows, and of the cache when native: BF16 or F16; FP8 rows: BF16 */
+    /* Of the rows, and of the cache when it is native: BF16 or F16. FP8 caches take BF16 rows. */
+    mla_dtype dtype;
     int64_t num_tokens; /* >= 0 */
     int64_t h_kv;       /* 1 with FP8 rows */
     int64_t d_qk;       /* 576 or 512, as the format demands */
     int64_t page_size;
     int64_t num_pages;
-    void *rows;             /* [num_tokens, h_kv, d_qk]; mla_pack() only reads it */
-    int64_t rows_stride[2]; /* token, head */
-    void *cache; /* [num_pages, page_size, h_kv, d_qk] in kv_format; mla_unpack() only reads it */
-    int64_t cache_stride[3]; /* as mla_pool.stride */
-    const int64_t *slots; /* [num_tokens]: slot of each row; a negative slot is skipped. NULL: row
-                             i, slot i. No slot may appear twice in mla_pack() */
+    /* [num_tokens, h_kv, d_qk]; strides of token, head. mla_pack() only reads it. */
+    void *rows;
+    int64_t rows_stride[2];
+    /* [num_pages, page_size, h_kv, d_qk] in kv_format; strides as in mla_pool. mla_unpack() only
+     * reads it. */
+    void *cache;
+    int64_t cache_stride[3];
+    /* [num_tokens]: each row's slot; a negative slot skips the row. NULL: row i has slot i.
+     * mla_pack() needs them distinct. */
+    const int64_t *slots;
 } mla_pack_args;
 
 /*
- * Writes rows into a cache. Values beyond +-448 * scale saturate; NaN stays NaN. A row of which
- * mla_unpack() skips the slot is left as it was. Errors: INVALID_ARGUMENT (on the CPU also: a slot
- * beyond the cache), UNSUPPORTED, DEVICE.
+ * mla_pack() writes rows into a cache; e4m3 values beyond 448 * scale saturate, NaN stays NaN.
+ * mla_unpack() reads them back, rounded to dtype; a skipped row is left as it was.
+ *
+ * Errors: INVALID_ARGUMENT (on the CPU also a slot beyond the cache), UNSUPPORTED, DEVICE.
  */
 MLA_API mla_status mla_pack(const mla_ctx *ctx, const mla_pack_args *args, void *stream);
 MLA_API mla_status mla_unpack(const mla_ctx *ctx, const mla_pack_args *args, void *stream);

@@ -22,7 +22,7 @@ static mla_status read_struct_size(const void *arg, const char *name, size_t *st
 
 mla_status mla_arg_struct_read(const void *source, size_t size, void *target, const char *name)
 {
-    size_t struct_size;
+    size_t struct_size = 0;
     mla_status status = read_struct_size(source, name, &struct_size);
     if (status != MLA_OK) {
         return status;
@@ -44,7 +44,7 @@ mla_status mla_arg_struct_read(const void *source, size_t size, void *target, co
 
 mla_status mla_arg_struct_write(void *target, const void *source, size_t size, const char *name)
 {
-    size_t struct_size;
+    size_t struct_size = 0;
     mla_status status = read_struct_size(target, name, &struct_size);
     if (status != MLA_OK) {
         return status;

@@ -3,6 +3,9 @@
  * allows.
  */
 #include "backend.h"
+#include "cpu_features.h"
+#include "cpu_run.h"
+#include "kernels.h"
 #include "merge.h"
 #include "pack.h"
 #include "plan.h"
@@ -11,11 +14,46 @@
 
 #include <assert.h>
 #include <omp.h>
+#include <stdlib.h>
 #include <string.h>
+
+#define ISA_VARIABLE "MLA_CPU_ISA"
 
 static mla_status cpu_device_count(int32_t *count)
 {
     *count = 1;
+    return MLA_OK;
+}
+
+static uint32_t isa_by_name(const char *name, size_t length)
+{
+    for (uint32_t isa = MLA_ISA_REFERENCE; isa <= MLA_ISA_AMX_BF16; isa <<= 1) {
+        const char *known = mla_isa_name((mla_isa)isa);
+        if (strlen(known) == length && memcmp(known, name, length) == 0) {
+            return isa;
+        }
+    }
+    return 0;
+}
+
+/* Reads the environment's list of instruction sets; all of them when there is none. */
+static mla_status read_isa_variable(uint32_t *isa_mask)
+{
+    const char *list = getenv(ISA_VARIABLE);
+    *isa_mask = list == NULL || *list == '\0' ? UINT32_MAX : 0;
+    while (list != NULL && *list != '\0') {
+        size_t length = strcspn(list, ",");
+        uint32_t isa = isa_by_name(list, length);
+        if (isa == 0) {
+            return mla_fail(MLA_ERR_INVALID_ARGUMENT,
+                            "environment variable " ISA_VARIABLE
+                            " names '%.*s': knows reference, portable, avx2, avx512, avx512_bf16 "
+                            "and amx_bf16",
+                            (int)length, list);
+        }
+        *isa_mask |= isa;
+        list += length + (list[length] == ',');
+    }
     return MLA_OK;
 }
 
@@ -25,13 +63,29 @@ static mla_status cpu_ctx_open(const mla_ctx_params *params, mla_ctx *ctx)
         return mla_fail(MLA_ERR_UNSUPPORTED, "params.device = %d: the CPU is device 0",
                         params->device);
     }
-    ctx->info.backend = MLA_BACKEND_CPU;
-    ctx->info.num_threads = params->num_threads > 0 ? params->num_threads
-                                                    : (int32_t)omp_get_max_threads();
-    ctx->info.isa_available = MLA_ISA_REFERENCE;
-    ctx->info.isa_allowed = MLA_ISA_REFERENCE;
-    ctx->info.isa_used = MLA_ISA_REFERENCE;
-    ctx->shape_id = (uint64_t)MLA_BACKEND_CPU << 32 | (uint32_t)ctx->info.num_threads;
+    uint32_t from_environment;
+    mla_status status = read_isa_variable(&from_environment);
+    if (status != MLA_OK) {
+        return status;
+    }
+    mla_info *info = &ctx->info;
+    uint32_t mask = (params->isa_mask != 0 ? params->isa_mask : UINT32_MAX) & from_environment;
+    info->isa_available = mla_cpu_isa_available();
+    info->isa_allowed = info->isa_available & mask;
+    if (info->isa_allowed == 0) {
+        return mla_fail(MLA_ERR_UNSUPPORTED,
+                        "params.isa_mask = 0x%x, " ISA_VARIABLE
+                        " = 0x%x: this machine offers none of them (0x%x)",
+                        params->isa_mask, from_environment, info->isa_available);
+    }
+    const mla_cpu_kernel *kernel = mla_cpu_kernel_choose(info->isa_allowed, MLA_KV_NATIVE,
+                                                         MLA_DTYPE_BF16);
+    info->isa_used = kernel != NULL ? kernel->isa : MLA_ISA_REFERENCE;
+    info->backend = MLA_BACKEND_CPU;
+    info->num_threads = params->num_threads > 0 ? params->num_threads
+                                                : (int32_t)omp_get_max_threads();
+    mla_cpu_name(info->device_name, sizeof info->device_name);
+    ctx->shape_id = (uint64_t)MLA_BACKEND_CPU << 32 | (uint32_t)info->num_threads;
     return MLA_OK;
 }
 
@@ -40,26 +94,33 @@ static void cpu_ctx_close(mla_ctx *ctx)
     (void)ctx;
 }
 
-static mla_status cpu_supports(const mla_ctx *ctx, const mla_shape *shape)
+/* NULL: the reference computes the shape. */
+static const mla_cpu_kernel *choose_kernel(const mla_ctx *ctx, const mla_shape *shape)
 {
-    (void)ctx, (void)shape;
-    return MLA_OK;
+    return mla_cpu_kernel_choose(ctx->info.isa_allowed, shape->problem.kv_format,
+                                 shape->problem.dtype);
 }
 
-static mla_cut_rule cut_rule(const mla_ctx *ctx, const mla_shape *shape)
+static mla_status cpu_supports(const mla_ctx *ctx, const mla_shape *shape)
 {
-    int32_t fixed = shape->problem.num_parts;
-    return (mla_cut_rule){.num_reqs = shape->num_reqs,
-                          .max_parts = fixed > 0 ? fixed : ctx->info.num_threads,
-                          .whole_requests = shape->problem.batch_invariant,
-                          .exact_parts = fixed > 0,
-                          .cost = {1, 1, 1, 1}};
+    if (choose_kernel(ctx, shape) == NULL && !(ctx->info.isa_allowed & MLA_ISA_REFERENCE)) {
+        return mla_fail(MLA_ERR_UNSUPPORTED,
+                        "problem.dtype = %d, kv_format = %d: none of the instruction sets that the "
+                        "context may use (0x%x) computes it",
+                        (int)shape->problem.dtype, (int)shape->problem.kv_format,
+                        ctx->info.isa_allowed);
+    }
+    return MLA_OK;
 }
 
 static mla_status cpu_get_sizes(const mla_ctx *ctx, const mla_shape *shape, mla_sizes *sizes)
 {
-    sizes->plan_bytes = mla_plan_bytes(cut_rule(ctx, shape).max_parts);
-    sizes->workspace_bytes = 0;
+    if (choose_kernel(ctx, shape) != NULL) {
+        mla_cpu_sizes(ctx, shape, sizes);
+    } else {
+        sizes->plan_bytes = mla_plan_bytes(mla_cpu_cut_rule(ctx, shape).max_parts);
+        sizes->workspace_bytes = 0;
+    }
     return MLA_OK;
 }
 
@@ -82,7 +143,7 @@ static mla_status cpu_plan_build(const mla_ctx *ctx, const mla_shape *shape,
     if (status != MLA_OK) {
         return status;
     }
-    mla_cut_rule rule = cut_rule(ctx, shape);
+    mla_cut_rule rule = mla_cpu_cut_rule(ctx, shape);
     mla_plan_cut(shape, lengths, &rule, plan_buffer);
     return MLA_OK;
 }
@@ -114,11 +175,14 @@ static mla_status check_pages(const mla_shape *shape, const mla_tensors *t)
 static mla_status cpu_run(const mla_ctx *ctx, const mla_shape *shape, const mla_tensors *tensors,
                           const void *plan_buffer, void *workspace, void *stream)
 {
-    (void)plan_buffer, (void)workspace, (void)stream;
+    (void)stream;
     mla_status status = MLA_OK;
     if (!shape->sparse && ((status = check_lengths(shape, tensors->seqlens)) != MLA_OK ||
                            (status = check_pages(shape, tensors)) != MLA_OK)) {
         return status;
+    }
+    if (choose_kernel(ctx, shape) != NULL) {
+        return mla_cpu_run(ctx, shape, tensors, plan_buffer, workspace);
     }
     mla_reference_run(shape, tensors, ctx->info.num_threads);
     return MLA_OK;

@@ -48,6 +48,15 @@ typedef struct mla_cpu_kernel {
  * is not among them: the reference is a whole operation of its own (reference.h). */
 const mla_cpu_kernel *const *mla_cpu_kernels(int32_t *count);
 
+/* OR of the mla_isa bits that the processor and the operating system offer, MLA_ISA_REFERENCE
+ * included. */
+uint32_t mla_cpu_isa_available(void);
+
+/* The preferred kernel among those of `isa_allowed`, a subset of mla_cpu_isa_available(), that
+ * serves the format; NULL when only the reference is left. */
+const mla_cpu_kernel *mla_cpu_kernel_choose(uint32_t isa_allowed, mla_kv_format kv_format,
+                                            mla_dtype dtype);
+
 extern const mla_cpu_kernel mla_portable_kernel;
 #if defined(__x86_64__)
 extern const mla_cpu_kernel mla_avx2_kernel;

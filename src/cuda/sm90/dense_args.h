@@ -17,6 +17,8 @@ enum {
     MLA_SM90_Q_TILES = 8,       /* Q's ninth tile lives in registers */
     MLA_SM90_D_V = 512,
     MLA_SM90_THREADS = 384,
+    MLA_SM90_COMBINE_THREADS = 512,
+    MLA_SM90_COMBINE_UNITS = 16, /* of 32 columns, into which a tile is divided for merging */
     MLA_SM90_MIN_PAGE = 8, /* a swizzle atom is 8 rows, so a box has at least as many */
 };
 
@@ -71,7 +73,6 @@ typedef struct mla_sm90_dense_args {
     int32_t page_size;
     int32_t max_tokens; /* that the block table has room for */
     int32_t causal;
-    int32_t *trap_log; /* hang-hunting builds only: where a stuck wait says what it waited for */
 } mla_sm90_dense_args;
 
 #endif

@@ -311,7 +311,7 @@ mla_status mla_cuda_dense_run(const mla_ctx *ctx, const mla_shape *shape,
     }
     const int64_t ctas = (int64_t)rule.max_parts * rows.row_tiles * shape->problem.h_kv;
     const int64_t units = ctas * MLA_SM90_COMBINE_UNITS;
-    const int64_t resident = (int64_t)ctx->info.num_sms * 2;
+    const int64_t resident = ctx->info.num_sms;
     const mla_cuda_launch launches[2] = {
         {.kernel = bf16 ? MLA_CUDA_DENSE_BF16 : MLA_CUDA_DENSE_F16,
          .grid = ctas,

@@ -18,8 +18,9 @@ enum {
     MLA_SM90_D_V = 512,
     MLA_SM90_THREADS = 384,
     MLA_SM90_COMBINE_THREADS = 512,
-    MLA_SM90_COMBINE_UNITS = 16, /* of 32 columns, into which a tile is divided for merging */
-    MLA_SM90_MIN_PAGE = 8, /* a swizzle atom is 8 rows, so a box has at least as many */
+    MLA_SM90_COMBINE_UNITS = 64, /* most pieces into which a tile is divided for merging */
+    MLA_SM90_COMBINE_MANY = 128, /* units of 32 columns that occupy the chip */
+    MLA_SM90_MIN_PAGE = 8,       /* a swizzle atom is 8 rows, so a box has at least as many */
 };
 
 /* Shared memory of the dense kernel. Tiles first: each must start at a multiple of 1,024 bytes. */

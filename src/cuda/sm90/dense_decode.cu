@@ -299,22 +299,23 @@ __device__ __forceinline__ float reference_factor(float from, float to)
 }
 
 /*
- * Raises the references to the true maximum of 32 keys, rounded up to an integer so that all
- * factors are powers of two and rescaling is exact, and leaves the factors for the other
- * warpgroup. A row whose keys are all hidden stays at -inf: its next key comes here again.
+ * Raises the references to the true maximum of the block and leaves the factors for the other
+ * warpgroup. The second half gets here only where the first half's sums fitted, so the maximum lies
+ * in it. A row whose keys are all hidden stays at -inf: its next key comes here again.
  */
-__device__ __forceinline__ void raise_references(const float *s, float scale, row_state &rows,
+template <int half>
+__device__ __forceinline__ void raise_references(const float (&s)[32], float scale, row_state &rows,
                                                  int32_t side, float &factor0, float &factor1)
 {
     mla_sm90_dense_smem &sm = shared();
     float top0 = -INFINITY, top1 = -INFINITY;
 #pragma unroll
-    for (int32_t i = 0; i < 16; i += 4) {
+    for (int32_t i = 16 * half; i < 32; i += 4) {
         top0 = fmaxf(top0, fmaxf(s[i] * scale, s[i + 1] * scale));
         top1 = fmaxf(top1, fmaxf(s[i + 2] * scale, s[i + 3] * scale));
     }
-    const float ref0 = fmaxf(rows.ref0, ceilf(quad_max(top0)));
-    const float ref1 = fmaxf(rows.ref1, ceilf(quad_max(top1)));
+    const float ref0 = fmaxf(rows.ref0, quad_max(top0));
+    const float ref1 = fmaxf(rows.ref1, quad_max(top1));
     factor0 = reference_factor(rows.ref0, ref0);
     factor1 = reference_factor(rows.ref1, ref1);
     rows.ref0 = ref0;
@@ -355,7 +356,7 @@ __device__ __forceinline__ void softmax_half(const float (&s)[32], float (&o)[12
         float factor0, factor1;
         wgmma_wait<0>();
         wgmma_pin(o);
-        raise_references(s + 16 * half, scale, rows, side, factor0, factor1);
+        raise_references<half>(s, scale, rows, side, factor0, factor1);
         scale_rows(o, factor0, factor1);
         if constexpr (half == 1) {
             const uint32_t pair0 = pack_pair<f16>(factor0, factor0);
@@ -366,7 +367,7 @@ __device__ __forceinline__ void softmax_half(const float (&s)[32], float (&o)[12
                 p[i + 1] = f16 ? mul_f16x2(p[i + 1], pair1) : mul_bf16x2(p[i + 1], pair1);
             }
         }
-        /* A reference that is still -inf has only hidden keys here; against 0 they give 0. */
+        /* A row whose reference is still -inf has only hidden keys here: against 0 they give 0. */
         exponentials(s + 16 * half, numerators, scale, rows.ref0 == -INFINITY ? 0 : rows.ref0,
                      rows.ref1 == -INFINITY ? 0 : rows.ref1, sum0, sum1);
     }
@@ -489,7 +490,8 @@ __device__ __forceinline__ void store_piece(const mla_sm90_dense_args &args, cta
                                             const row_state &rows)
 {
     int32_t thread = (int32_t)threadIdx.x % WARPGROUP;
-    asm volatile("" : "+r"(place.first_row), "+r"(place.kv_head), "+r"(place.part_idx), "+r"(thread));
+    asm volatile(""
+                 : "+r"(place.first_row), "+r"(place.kv_head), "+r"(place.part_idx), "+r"(thread));
     const int32_t warp = thread / 32, lane = thread % 32;
     const int32_t row = warp * 16 + lane / 4;
     const float factor0 = rows.sum0 == 0 ? 0 : 1 / rows.sum0;
@@ -535,7 +537,8 @@ __device__ __forceinline__ void store_empty_piece(const mla_sm90_dense_args &arg
                                                   const mla_piece &piece)
 {
     int32_t thread = (int32_t)threadIdx.x % WARPGROUP;
-    asm volatile("" : "+r"(place.first_row), "+r"(place.kv_head), "+r"(place.part_idx), "+r"(thread));
+    asm volatile(""
+                 : "+r"(place.first_row), "+r"(place.kv_head), "+r"(place.part_idx), "+r"(thread));
     if (side == LEFT && thread < MLA_SM90_TILE_ROWS) {
         store_lse(args, place, piece, thread, -INFINITY, 0);
     }
@@ -545,7 +548,8 @@ __device__ __forceinline__ void store_empty_piece(const mla_sm90_dense_args &arg
     for (int32_t i = thread; i < MLA_SM90_TILE_ROWS * 32; i += WARPGROUP) {
         const mla_tile_row at = tile_row(args, place.first_row + i / 32);
         if (at.exists) {
-            uint16_t *out = args.out + row_offset(args, args.out_stride, piece.req, place.kv_head, at);
+            uint16_t *out = args.out +
+                            row_offset(args, args.out_stride, piece.req, place.kv_head, at);
             *(uint4 *)(out + side * 256 + i % 32 * 8) = make_uint4(0, 0, 0, 0);
         }
     }
@@ -672,10 +676,9 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
 
 /* The right warpgroup's part of one piece of at least one block. */
 template <bool f16>
-__device__ __forceinline__ void attend_right(const mla_sm90_dense_args &args,
-                                             const cta_place &place, const mla_piece &piece,
-                                             int32_t all_see, phases &at, float (&o)[128],
-                                             row_state &rows)
+__device__ __forceinline__ void
+attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece,
+             int32_t all_see, phases &at, float (&o)[128], row_state &rows)
 {
     mla_sm90_dense_smem &sm = shared();
     const int32_t row = place.first_row + (int32_t)threadIdx.x % 128 / 32 * 16 +
@@ -810,6 +813,8 @@ template <bool f16> __device__ __forceinline__ void dense_decode(const mla_sm90_
         tensor_map_prefetch(&args.kv_map);
     }
     init_barriers();
+    /* Everything up to here overlapped the launch before; nothing of it read the caller's memory. */
+    wait_dependencies();
     const cta_place place = find_place(args);
     const int32_t role = __shfl_sync(0xffffffffu, (int32_t)threadIdx.x / WARPGROUP, 0);
     if (role == LEFT) {

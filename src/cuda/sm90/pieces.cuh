@@ -54,18 +54,22 @@ __device__ __forceinline__ mla_part_walk walk_begin(const mla_sm90_dense_args &a
     return walk;
 }
 
-/* The next piece; false at the end of the part. The following length is already on its way. */
+/*
+ * The next piece; false at the end of the part. The following length is already on its way. A part
+ * that is empty inside a request has one empty piece: the merge expects a partial of it.
+ */
 __device__ __forceinline__ bool walk_next(const mla_sm90_dense_args &args, mla_part_walk &walk,
                                           mla_piece &piece)
 {
     const bool last = walk.begin_req == walk.end_req;
-    if (walk.begin_req > walk.end_req || (last && walk.end_block <= walk.begin_block)) {
+    if (walk.begin_req > walk.end_req || (last && walk.end_block == 0)) {
         return false;
     }
     piece.req = walk.begin_req;
     piece.tokens = walk.next_tokens;
     const int32_t blocks = ceil_div(piece.tokens, MLA_BLOCK_TOKENS);
-    const int32_t seen = ceil_div(token_limit(args, piece.tokens, walk.last_token), MLA_BLOCK_TOKENS);
+    const int32_t seen = ceil_div(token_limit(args, piece.tokens, walk.last_token),
+                                  MLA_BLOCK_TOKENS);
     piece.begin = walk.begin_block;
     piece.end = min(seen, last ? walk.end_block : blocks);
     piece.split = walk.begin_block > 0 || last;

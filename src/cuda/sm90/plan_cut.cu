@@ -39,10 +39,10 @@ __device__ mla_cut_totals add_up(const mla_sm90_plan_args &args)
     }
     for (int32_t lanes = 16; lanes > 0; lanes /= 2) {
         totals.blocks += __shfl_xor_sync(0xffffffffu, totals.blocks, lanes);
-        totals.min_blocks =
-            min64(totals.min_blocks, __shfl_xor_sync(0xffffffffu, totals.min_blocks, lanes));
-        totals.max_blocks =
-            max64(totals.max_blocks, __shfl_xor_sync(0xffffffffu, totals.max_blocks, lanes));
+        totals.min_blocks = min64(totals.min_blocks,
+                                  __shfl_xor_sync(0xffffffffu, totals.min_blocks, lanes));
+        totals.max_blocks = max64(totals.max_blocks,
+                                  __shfl_xor_sync(0xffffffffu, totals.max_blocks, lanes));
     }
     if (threadIdx.x % 32 == 0) {
         warp_totals[threadIdx.x / 32] = totals;
@@ -121,8 +121,8 @@ __device__ void place_cuts(const mla_sm90_plan_args &args, const mla_cut_choice 
     mla_plan_part *parts = (mla_plan_part *)(args.plan + 1);
     const bool last_chunk = first + count == rule.num_reqs;
     const int32_t from = first_cut_from(rule, choice, chunk_begin);
-    const int32_t to =
-        last_chunk ? choice.num_parts : first_cut_from(rule, choice, ends[count - 1]);
+    const int32_t to = last_chunk ? choice.num_parts
+                                  : first_cut_from(rule, choice, ends[count - 1]);
     for (int32_t i = from + (int32_t)threadIdx.x; i < to; i += THREADS) {
         const int64_t place = mla_cut_place(&rule, &choice, i);
         int32_t lo = 0, hi = count - 1; /* the request whose costs hold the place */
@@ -136,8 +136,8 @@ __device__ void place_cuts(const mla_sm90_plan_args &args, const mla_cut_choice 
         }
         const int64_t begin = lo > 0 ? ends[lo - 1] : chunk_begin;
         const int64_t blocks = (ends[lo] - begin - rule.cost.request_cost) / rule.cost.block_cost;
-        const int64_t before =
-            (begin - (first + lo) * rule.cost.request_cost) / rule.cost.block_cost;
+        const int64_t before = (begin - (first + lo) * rule.cost.request_cost) /
+                               rule.cost.block_cost;
         const mla_cut_pos cut = mla_cut_at(&rule, first + lo, blocks, place - begin);
         write_cut(parts, i, cut, before + (cut.req > first + lo ? blocks : cut.block));
     }
@@ -196,8 +196,9 @@ extern "C" __global__ void __launch_bounds__(MLA_SM90_PLAN_THREADS, 1)
     for (int64_t first = 0; first < rule.num_reqs; first += THREADS) {
         const int32_t count = (int32_t)min64(THREADS, rule.num_reqs - first);
         const int64_t req = first + threadIdx.x;
-        const int64_t cost =
-            req < rule.num_reqs ? mla_cut_req_cost(&rule.cost, load_blocks(args, req)) : 0;
+        const int64_t cost = req < rule.num_reqs
+                                 ? mla_cut_req_cost(&rule.cost, load_blocks(args, req))
+                                 : 0;
         ends[threadIdx.x] = chunk_begin + scan(cost, warp_sums);
         __syncthreads();
         place_cuts(args, choice, ends, first, chunk_begin, count);

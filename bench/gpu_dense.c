@@ -86,7 +86,7 @@ typedef struct test_case {
     const char *name;
     int64_t b, s_q, h_q, h_kv, s_k, page_size;
     lengths_kind lengths;
-    float std;
+    float std; /* of q; the cache has 0.1, for which the absolute tolerance is meant */
     int32_t num_parts;
     bool f16, causal, batch_invariant, strided, d512;
     double scale; /* 0: the default */
@@ -149,6 +149,19 @@ static const test_case cases[] = {
     {"scale 0", 5, 1, 128, 1, 300, 64, EDGES, 1, .scale = 1e-50},
     {"scale negative", 5, 1, 128, 1, 300, 64, EDGES, 1, .scale = -0.1, .causal = true},
     {"d_qk 512", 5, 1, 128, 1, 700, 64, VARIED, 1, .d512 = true},
+    {"std 1000", 5, 1, 128, 1, 2000, 64, VARIED, 1000},
+    {"std 1000 f16", 5, 1, 128, 1, 2000, 64, VARIED, 1000, .f16 = true},
+    {"columns 1024", 1, 1, 128, 1, 1024, 64, EQUAL, 10},
+    {"columns 1000", 1, 1, 128, 1, 1000, 64, EQUAL, 10},
+    {"columns 4096", 1, 1, 128, 1, 4096, 64, EQUAL, 1},
+    {"columns 2", 2, 1, 128, 1, 700, 64, VARIED, 10},
+    {"columns 3 causal", 3, 2, 16, 1, 2000, 64, VARIED, 10, .causal = true},
+    {"columns 8 f16", 8, 1, 16, 1, 300, 64, EDGES, 10, .f16 = true},
+    {"columns one", 1, 1, 16, 1, 60, 64, EQUAL, 10},
+    {"columns empty", 2, 1, 16, 1, 0, 64, EQUAL, 10},
+    {"columns page 16", 4, 1, 16, 1, 300, 16, EDGES, 10},
+    {"columns strided", 3, 2, 48, 1, 500, 64, VARIED, 10, .strided = true},
+    {"columns kv heads", 2, 2, 64, 4, 500, 64, VARIED, 10, .causal = true},
     {"large", 8, 1, 128, 1, 4096, 64, EQUAL, 1},
 };
 
@@ -202,8 +215,8 @@ static void fill_page(const test_case *c, case_data *d, int64_t page, int64_t to
 {
     const int64_t d_qk = d->problem.d_qk;
     for (int64_t i = 0; i < tokens * c->h_kv * d_qk; i++) {
-        d->kv[page * d->kv_page_stride + i] = mla_elem_from_f32(
-            d->problem.dtype, random_normal() * (c->std > 1 ? 1 : c->std));
+        d->kv[page * d->kv_page_stride + i] = mla_elem_from_f32(d->problem.dtype,
+                                                                random_normal() * 0.1f);
     }
 }
 

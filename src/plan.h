@@ -29,9 +29,10 @@ typedef struct mla_cost_model {
 typedef struct mla_cut_rule {
     int64_t num_reqs;
     int32_t max_parts;
-    bool whole_requests; /* cut between requests only */
-    bool exact_parts;    /* the caller fixed the number of parts: min_part_blocks does not apply */
-    int32_t max_column_parts; /* GPU: most CTAs that may share the columns of a piece; CPU: 0 */
+    bool whole_requests;  /* cut between requests only */
+    bool exact_parts;     /* the caller fixed the number of parts: min_part_blocks does not apply */
+    int32_t column_parts; /* GPU: CTAs that may share the columns of a piece, or 1; CPU: 0 */
+    int32_t column_blocks; /* they do where that leaves no more than so many blocks a part */
     mla_cost_model cost;
 } mla_cut_rule;
 

@@ -61,14 +61,15 @@ MLA_HOST_DEVICE static inline mla_cut_pos mla_cut_at(const mla_cut_rule *rule, i
 }
 
 /* Parts that the batch is worth: none much smaller than min_part_blocks, but few_parts at least. */
-MLA_HOST_DEVICE static inline int64_t mla_cut_wanted_parts(const mla_cut_rule *rule, int64_t blocks)
+MLA_HOST_DEVICE static inline int64_t mla_cut_wanted_parts(const mla_cut_rule *rule, int64_t blocks,
+                                                           int64_t max_parts)
 {
     int64_t parts = blocks / rule->cost.min_part_blocks;
     int64_t few = blocks < rule->cost.few_parts ? blocks : rule->cost.few_parts;
     parts = parts > few ? parts : few;
     /* Requests without keys still take a part's time, so they count like blocks here. */
     parts = parts > rule->num_reqs ? parts : rule->num_reqs;
-    return parts < rule->max_parts ? parts : rule->max_parts;
+    return parts < max_parts ? parts : max_parts;
 }
 
 /*
@@ -100,15 +101,19 @@ MLA_HOST_DEVICE static inline mla_cut_choice mla_cut_choose(const mla_cut_rule *
 {
     mla_cut_choice choice = {rule->max_parts, 1, 0, 0};
     if (!rule->exact_parts) {
-        int64_t parts = mla_cut_wanted_parts(rule, totals->blocks);
-        if (rule->max_column_parts > 0) {
+        int64_t max_parts = rule->max_parts;
+        if (rule->column_parts > 1) {
+            int64_t fewer = max_parts / rule->column_parts;
+            if (rule->num_reqs <= fewer && totals->blocks <= fewer * rule->column_blocks) {
+                max_parts = fewer;
+                choice.column_parts = rule->column_parts;
+            }
+        }
+        int64_t parts = mla_cut_wanted_parts(rule, totals->blocks, max_parts);
+        if (rule->column_parts > 0) {
             parts = mla_cut_even_parts(rule, parts, totals);
         }
         choice.num_parts = (int32_t)(parts > 1 ? parts : 1);
-        while (choice.column_parts < rule->max_column_parts &&
-               (int64_t)choice.num_parts * choice.column_parts * 2 <= rule->max_parts) {
-            choice.column_parts *= 2;
-        }
     }
     int64_t cost = rule->num_reqs * rule->cost.request_cost +
                    totals->blocks * rule->cost.block_cost;

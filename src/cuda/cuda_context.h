@@ -13,6 +13,8 @@
     X(PLAN_CUT, plan_cut, "mla_sm90_plan_cut", 0)                                                  \
     X(DENSE_BF16, dense_decode, "mla_sm90_dense_bf16", sizeof(mla_sm90_dense_smem))                \
     X(DENSE_F16, dense_decode, "mla_sm90_dense_f16", sizeof(mla_sm90_dense_smem))                  \
+    X(DENSE_BF16_SMALL, dense_decode, "mla_sm90_dense_bf16_small", sizeof(mla_sm90_dense_smem))    \
+    X(DENSE_F16_SMALL, dense_decode, "mla_sm90_dense_f16_small", sizeof(mla_sm90_dense_smem))      \
     X(COMBINE_BF16, combine, "mla_sm90_combine_bf16", 0)                                           \
     X(COMBINE_F16, combine, "mla_sm90_combine_f16", 0)
 

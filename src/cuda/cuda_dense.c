@@ -19,6 +19,8 @@ static const mla_cost_model cost_model = {.request_cost = 3,
                                           .min_part_blocks = 2,
                                           .few_parts = 16};
 
+enum { COLUMN_BLOCKS = 4 };
+
 /* How 64 query rows of a CTA are taken from q; see mla_sm90_dense_args. */
 typedef struct row_layout {
     int32_t group_pad;
@@ -88,7 +90,8 @@ mla_status mla_cuda_dense_supports(const mla_ctx *ctx, const mla_shape *shape)
                         "problem.s_q = %lld, problem.h_q = %lld: too many rows", (long long)p->s_q,
                         (long long)p->h_q);
     }
-    const int64_t parts = p->num_parts > 0 ? p->num_parts : 1;
+    /* The merge counts its units in 32 bits. */
+    const int64_t parts = p->num_parts > 1 ? p->num_parts * (int64_t)MLA_SM90_COMBINE_UNITS : 1;
     if (parts * lay_out_rows(shape).row_tiles > INT32_MAX / p->h_kv) {
         return mla_fail(MLA_ERR_UNSUPPORTED,
                         "problem.num_parts = %d: with these rows, too many thread blocks",
@@ -104,13 +107,28 @@ mla_cut_rule mla_cuda_cut_rule(const mla_ctx *ctx, const mla_shape *shape)
     mla_cut_rule rule = {.num_reqs = shape->num_reqs,
                          .whole_requests = shape->problem.batch_invariant,
                          .exact_parts = shape->problem.num_parts > 0,
-                         .max_column_parts = 1,
+                         .column_parts = 1,
+                         .column_blocks = COLUMN_BLOCKS,
                          .cost = cost_model};
     if (rule.exact_parts) {
         parts = shape->problem.num_parts;
     }
     rule.max_parts = parts > 1 ? (int32_t)parts : 1;
+    /* Whether columns are shared depends on the whole batch, so not where it may not matter. */
+    if (!rule.exact_parts && !rule.whole_requests &&
+        rule.num_reqs * MLA_SM90_COLUMN_PARTS <= rule.max_parts) {
+        rule.column_parts = MLA_SM90_COLUMN_PARTS;
+    }
     return rule;
+}
+
+static mla_cuda_kernel dense_kernel(const mla_shape *shape, const mla_cut_rule *rule)
+{
+    const bool bf16 = shape->problem.dtype == MLA_DTYPE_BF16;
+    if (rule->column_parts > 1) {
+        return bf16 ? MLA_CUDA_DENSE_BF16_SMALL : MLA_CUDA_DENSE_F16_SMALL;
+    }
+    return bf16 ? MLA_CUDA_DENSE_BF16 : MLA_CUDA_DENSE_F16;
 }
 
 static bool may_split(const mla_cut_rule *rule)
@@ -279,6 +297,7 @@ static void fill_args(const mla_shape *shape, const row_layout *rows, const mla_
     args->h_kv = (int32_t)p->h_kv;
     args->group = (int32_t)shape->group;
     args->group_pad = rows->group_pad;
+    args->group_pad_inverse = rows->group_pad > 1 ? UINT64_MAX / (uint64_t)rows->group_pad + 1 : 0;
     args->q_dim_rows = rows->rows_a_token;
     args->row_tiles = rows->row_tiles;
     args->d_qk = (int32_t)p->d_qk;
@@ -313,7 +332,7 @@ mla_status mla_cuda_dense_run(const mla_ctx *ctx, const mla_shape *shape,
     const int64_t units = ctas * MLA_SM90_COMBINE_UNITS;
     const int64_t resident = ctx->info.num_sms;
     const mla_cuda_launch launches[2] = {
-        {.kernel = bf16 ? MLA_CUDA_DENSE_BF16 : MLA_CUDA_DENSE_F16,
+        {.kernel = dense_kernel(shape, &rule),
          .grid = ctas,
          .threads = MLA_SM90_THREADS,
          .args = &args},

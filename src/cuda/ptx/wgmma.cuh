@@ -160,6 +160,26 @@ __device__ __forceinline__ void wgmma_pv256_rs(float (&d)[128], const uint32_t *
     }
 }
 
+/* O (128 columns): A from registers; B is V, MN-major. */
+template <bool f16>
+__device__ __forceinline__ void wgmma_pv128_rs(float (&d)[64], const uint32_t *a, uint64_t desc_b,
+                                               int32_t accumulate)
+{
+    if constexpr (f16) {
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" MLA_REGS64 "}, "
+                     "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"
+                     : MLA_ACC64(d, 0)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc_b), "r"(accumulate));
+    } else {
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" MLA_REGS64 "}, "
+                     "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"
+                     : MLA_ACC64(d, 0)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc_b), "r"(accumulate));
+    }
+}
+
 #undef MLA_ACC8
 #undef MLA_ACC32
 #undef MLA_ACC64

@@ -15,15 +15,19 @@
 #include "rows.cuh"
 
 enum {
-    WARPS = MLA_SM90_COMBINE_THREADS / 32,
+    THREADS = MLA_SM90_COMBINE_THREADS,
+    WARPS = THREADS / 32,
     COLUMN_GROUPS = MLA_SM90_D_V / 8,
-    FEW_SPLITS = 4, /* that one warp merges alone */
+    PARTIAL_VECTORS = MLA_SM90_TILE_ROWS * MLA_SM90_D_V / 4, /* float4s of a partial */
+    FEW_SPLITS = 4,                                          /* that one warp merges alone */
 };
 
 /* The work of one warp. */
 struct merge_job {
     int32_t first_part; /* with its partial 1 the request begins; partials 0 of the next follow */
     int32_t num_splits;
+    const float4 *values; /* this lane's, in partial 0 of the first part */
+    const float *lse;
     int32_t req, kv_head, tile;
     int32_t row_warp;      /* which 16 rows of the tile */
     int32_t share, shares; /* this warp's splits: share, share + shares ... */
@@ -41,26 +45,48 @@ __device__ __forceinline__ const mla_plan_part *parts_of(const mla_sm90_dense_ar
     return (const mla_plan_part *)(args.plan + 1);
 }
 
-/* The n-th part, from 0, with which a split request begins. All threads of a warp. */
-__device__ __forceinline__ int32_t nth_split(const mla_sm90_dense_args &args, int32_t n)
+/* The split requests that begin in a window of THREADS parts. */
+struct split_list {
+    int32_t first_part[THREADS];
+    int32_t num_splits[THREADS];
+    int32_t req[THREADS];
+    int32_t warp_count[WARPS];
+};
+
+__shared__ split_list splits;
+
+/* Fills the list from part `first` on, in order; returns how many there are. All threads. */
+__device__ __forceinline__ int32_t list_splits(const mla_sm90_dense_args &args, int32_t first,
+                                               int32_t num_parts)
 {
-    const int32_t lane = threadIdx.x % 32, num_parts = args.plan->num_parts;
-    for (int32_t first = 0; first < num_parts; first += 32) {
-        const bool begins = first + lane < num_parts && parts_of(args)[first + lane].num_splits > 0;
-        const uint32_t found = __ballot_sync(0xffffffffu, begins);
-        if (n < __popc(found)) {
-            return first + (int32_t)__fns(found, 0, n + 1);
-        }
-        n -= __popc(found);
+    const int32_t i = first + (int32_t)threadIdx.x, warp = threadIdx.x / 32,
+                  lane = threadIdx.x % 32;
+    const int32_t num_splits = i < num_parts ? parts_of(args)[i].num_splits : 0;
+    const uint32_t found = __ballot_sync(0xffffffffu, num_splits > 0);
+    if (lane == 0) {
+        splits.warp_count[warp] = __popc(found);
     }
-    return -1;
+    __syncthreads();
+    int32_t before = 0, all = 0;
+#pragma unroll
+    for (int32_t other = 0; other < WARPS; ++other) {
+        before += other < warp ? splits.warp_count[other] : 0;
+        all += splits.warp_count[other];
+    }
+    if (num_splits > 0) {
+        const int32_t at = before + __popc(found & ((1u << lane) - 1));
+        splits.first_part[at] = i;
+        splits.num_splits[at] = num_splits;
+        splits.req[at] = (int32_t)parts_of(args)[i].end_req;
+    }
+    __syncthreads();
+    return all;
 }
 
-__device__ __forceinline__ int64_t partial_of(const mla_sm90_dense_args &args, const merge_job &job,
-                                              int32_t split)
+/* Partials of 64 rows from the first part's partial 0 to that of a split (mla_plan_partial_idx). */
+__device__ __forceinline__ int64_t partials_to(const mla_sm90_dense_args &args, int32_t split)
 {
-    const int64_t partial = mla_plan_partial_idx(job.first_part + split, split == 0 ? 0 : 1);
-    return (partial * args.h_kv + job.kv_head) * args.row_tiles + job.tile;
+    return (int64_t)(split == 0 ? 1 : 2 * split) * (args.h_kv * args.row_tiles);
 }
 
 /* Factor from an old maximum to a new one, both of which may be -inf. */
@@ -75,7 +101,6 @@ __device__ __forceinline__ void merge_batch(const mla_sm90_dense_args &args, con
                                             int32_t first, merge_state &state,
                                             float (&acc)[4 * groups])
 {
-    const int32_t lane = threadIdx.x % 32, row = job.row_warp * 16 + lane / 4;
     float4 values[batch][groups];
     float lse0[batch], lse1[batch];
 #pragma unroll
@@ -83,16 +108,12 @@ __device__ __forceinline__ void merge_batch(const mla_sm90_dense_args &args, con
         const int32_t split = first + i * job.shares;
         lse0[i] = lse1[i] = -INFINITY;
         if (split < job.num_splits) {
-            const int64_t partial = partial_of(args, job, split);
-            const float4 *from = (const float4 *)args.partial_out +
-                                 ((partial * 4 + job.row_warp) * COLUMN_GROUPS + job.first_group) *
-                                     32 +
-                                 lane;
-            lse0[i] = __ldcg(args.partial_lse + partial * MLA_SM90_TILE_ROWS + row);
-            lse1[i] = __ldcg(args.partial_lse + partial * MLA_SM90_TILE_ROWS + row + 8);
+            const int64_t partials = partials_to(args, split);
+            lse0[i] = __ldcg(job.lse + partials * MLA_SM90_TILE_ROWS);
+            lse1[i] = __ldcg(job.lse + partials * MLA_SM90_TILE_ROWS + 8);
 #pragma unroll
             for (int32_t j = 0; j < groups; ++j) {
-                values[i][j] = __ldcg(from + j * 32);
+                values[i][j] = __ldcg(job.values + partials * PARTIAL_VECTORS + j * 32);
             }
         }
     }
@@ -147,6 +168,7 @@ __device__ __forceinline__ void join_shares(const merge_job &job, merge_state &s
     if (job.share > 0) {
         return;
     }
+#pragma unroll 1
     for (int32_t other = warp + 1; other < warp + job.shares; ++other) {
         const merge_state from = shared_state[other][lane];
         const float top0 = fmaxf(state.top0, from.top0), top1 = fmaxf(state.top1, from.top1);
@@ -205,41 +227,49 @@ __device__ __forceinline__ void store_merged(const mla_sm90_dense_args &args, co
 
 /* Unit `i` of the CTAs' work: fills this warp's job; false where other units cover the columns. */
 template <int groups>
-__device__ __forceinline__ bool find_job(const mla_sm90_dense_args &args, int64_t i,
-                                         int64_t num_items, int32_t row_warps, merge_job &job)
+__device__ __forceinline__ bool find_job(const mla_sm90_dense_args &args, int32_t i,
+                                         int32_t num_items, int32_t row_warps, merge_job &job)
 {
     const int32_t warp = threadIdx.x / 32;
-    const int64_t item = i % num_items, tiles = (int64_t)args.h_kv * args.row_tiles;
-    job.first_part = nth_split(args, (int32_t)(item / tiles));
-    const mla_plan_part &part = parts_of(args)[job.first_part];
-    job.num_splits = part.num_splits;
-    job.req = (int32_t)part.end_req;
-    job.kv_head = (int32_t)(item % tiles / args.row_tiles);
-    job.tile = (int32_t)(item % args.row_tiles);
+    const int32_t item = i % num_items, tiles = args.h_kv * args.row_tiles;
+    const int32_t split_idx = item / tiles;
+    job.first_part = splits.first_part[split_idx];
+    job.num_splits = splits.num_splits[split_idx];
+    job.req = splits.req[split_idx];
+    job.kv_head = item % tiles / args.row_tiles;
+    job.tile = item % args.row_tiles;
     job.shares = job.num_splits <= FEW_SPLITS ? 1 : WARPS / row_warps;
     const int32_t chunks = WARPS / row_warps / job.shares;
-    const int32_t chunk = (int32_t)(i / num_items);
+    const int32_t chunk = i / num_items;
     job.share = warp % job.shares;
     job.row_warp = warp / job.shares % row_warps;
     job.first_group = (chunk + warp / job.shares / row_warps) * groups;
+    const int32_t lane = threadIdx.x % 32;
+    const int64_t partial =
+        ((int64_t)job.first_part * 2 * args.h_kv + job.kv_head) * args.row_tiles + job.tile;
+    job.values = (const float4 *)args.partial_out + partial * PARTIAL_VECTORS +
+                 (job.row_warp * COLUMN_GROUPS + job.first_group) * 32 + lane;
+    job.lse = args.partial_lse + partial * MLA_SM90_TILE_ROWS + job.row_warp * 16 + lane / 4;
     return chunk % chunks == 0;
 }
 
 template <bool f16, int groups>
-__device__ __forceinline__ void combine(const mla_sm90_dense_args &args, int64_t num_items)
+__device__ __forceinline__ void combine(const mla_sm90_dense_args &args, int32_t num_items)
 {
     /* 16-row groups of a tile that hold any row: 1, 2 or 4. */
     const int32_t rows = min(MLA_SM90_TILE_ROWS, args.s_q * args.group_pad);
     const int32_t row_warps = rows <= 16 ? 1 : rows <= 32 ? 2 : 4;
-    const int64_t num_units = num_items * (COLUMN_GROUPS / groups);
-    for (int64_t i = blockIdx.x; i < num_units; i += gridDim.x) {
+    const int32_t num_units = num_items * (COLUMN_GROUPS / groups);
+#pragma unroll 1
+    for (int32_t i = blockIdx.x; i < num_units; i += (int32_t)gridDim.x) {
         merge_job job;
         if (!find_job<groups>(args, i, num_items, row_warps, job)) {
             continue;
         }
-        constexpr int32_t batch = groups == 4 ? 4 : 8;
+        constexpr int32_t batch = groups == 4 ? 2 : 4;
         merge_state state = {-INFINITY, -INFINITY, 0, 0};
         float acc[4 * groups] = {};
+#pragma unroll 1
         for (int32_t first = job.share; first < job.num_splits; first += batch * job.shares) {
             merge_batch<groups, batch>(args, job, first, state, acc);
         }
@@ -249,21 +279,33 @@ __device__ __forceinline__ void combine(const mla_sm90_dense_args &args, int64_t
         if (job.share == 0) {
             store_merged<f16, groups>(args, job, state, acc);
         }
-        __syncthreads();
+        if (job.shares > 1) {
+            __syncthreads(); /* before the next unit's values take the place of these */
+        }
     }
+    __syncthreads(); /* before the list changes */
 }
 
 template <bool f16> __device__ __forceinline__ void combine_any(const mla_sm90_dense_args &args)
 {
     mla_ptx::launch_dependents();
-    const int64_t num_items = args.plan->num_split_reqs * args.h_kv * args.row_tiles;
-    /* Also where there is nothing to do: what follows in the stream must find decode finished. */
-    mla_ptx::wait_dependencies();
-    /* Few requests are divided more finely, to occupy all SMs. */
-    if (num_items * 16 >= MLA_SM90_COMBINE_MANY) {
-        combine<f16, 4>(args, num_items);
-    } else {
-        combine<f16, 1>(args, num_items);
+    const int32_t tiles = args.h_kv * args.row_tiles;
+    const int32_t num_split_reqs = (int32_t)args.plan->num_split_reqs;
+    const int32_t num_parts = args.plan->num_parts;
+    bool waited = false;
+    for (int32_t first = 0; first < num_parts; first += THREADS) {
+        const int32_t num_items = list_splits(args, first, num_parts) * tiles;
+        if (!waited) {
+            /* The plan is older than decode; only the partials are not. */
+            mla_ptx::wait_dependencies();
+            waited = true;
+        }
+        /* Few requests are divided more finely, to occupy all SMs. */
+        if (num_split_reqs * tiles * 16 >= MLA_SM90_COMBINE_MANY) {
+            combine<f16, 4>(args, num_items);
+        } else {
+            combine<f16, 1>(args, num_items);
+        }
     }
 }
 

@@ -17,6 +17,7 @@ enum {
     MLA_SM90_Q_TILES = 8,       /* Q's ninth tile lives in registers */
     MLA_SM90_D_V = 512,
     MLA_SM90_THREADS = 384,
+    MLA_SM90_COLUMN_PARTS = 4, /* CTAs that share the columns of a piece in small batches */
     MLA_SM90_COMBINE_THREADS = 512,
     MLA_SM90_COMBINE_UNITS = 64, /* most pieces into which a tile is divided for merging */
     MLA_SM90_COMBINE_MANY = 128, /* units of 32 columns that occupy the chip */
@@ -68,7 +69,9 @@ typedef struct mla_sm90_dense_args {
     float lse_empty;
     int32_t batch, s_q, h_kv;
     int32_t group, group_pad;
-    int32_t q_dim_rows; /* rows of the tensor map's second dimension; the rest is its fourth */
+    uint64_t
+        group_pad_inverse; /* ceil(2^64 / group_pad), 0 for 1: divides rows without a division */
+    int32_t q_dim_rows;    /* rows of the tensor map's second dimension; the rest is its fourth */
     int32_t row_tiles;
     int32_t d_qk;
     int32_t page_size;

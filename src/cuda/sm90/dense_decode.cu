@@ -33,11 +33,13 @@ enum {
     BAR_P0_READY = 1,   /* left -> right: P0, factors and reference of the left are in place */
     BAR_QK1_ISSUED = 2, /* right -> left: S1's products are queued, and P0 was read */
     BAR_P1_READY = 3,   /* right -> left: P1, factors and reference of the right are in place */
-    BAR_ROW_SUMS = 4,   /* both: the row sums are in place */
+    BAR_ROW_SUMS = 4,   /* both: row sums, or halves of O that change sides, are in place */
     BAR_LEFT = 5,       /* within the left warpgroup: V's unused rows are zero */
     BAR_RIGHT = 6,
 };
 
+/* Columns of O that a CTA keeps where four of them share a piece. */
+enum { CTA_COLUMNS = MLA_SM90_D_V / MLA_SM90_COLUMN_PARTS };
 enum { CONSUMERS = 256, WARPGROUP = 128, CONSUMER_REGS = 232, PRODUCER_REGS = 40 };
 /* setmaxnreg shares out what the launch allocated, 168 registers for each of 384 threads. */
 static_assert(2 * CONSUMER_REGS + PRODUCER_REGS <= 3 * 168, "setmaxnreg would never return");
@@ -58,20 +60,36 @@ __device__ __forceinline__ uint32_t smem_addr(const void *pointer)
 }
 
 /* The CTA's place in the grid: row tiles of a part are neighbours, so that they run in step and
- * L2 merges their reads of the same keys. */
+ * L2 merges their reads of the same keys; next come the parts of its columns. */
 struct cta_place {
-    int32_t part_idx, kv_head, tile;
-    int32_t first_row;
+    int32_t part_idx, kv_head;
+    int32_t first_row;                 /* of the row tile */
+    int32_t column_part, column_parts; /* 0 and 1 in the seesaw */
+    mla_plan_part part;
 };
 
+template <bool may_share_columns>
 __device__ __forceinline__ cta_place find_place(const mla_sm90_dense_args &args)
 {
+    const mla_plan_part *parts = (const mla_plan_part *)(args.plan + 1);
     cta_place place;
     const int32_t unit = (int32_t)blockIdx.x / args.row_tiles;
-    place.tile = (int32_t)blockIdx.x % args.row_tiles;
     place.kv_head = unit % args.h_kv;
     place.part_idx = unit / args.h_kv;
-    place.first_row = place.tile * MLA_SM90_TILE_ROWS;
+    place.first_row = (int32_t)blockIdx.x % args.row_tiles * MLA_SM90_TILE_ROWS;
+    place.column_part = 0;
+    place.column_parts = 1;
+    place.part = parts[place.part_idx];
+    if constexpr (may_share_columns) {
+        /* Both records are read at once, so that none waits for the header. */
+        const mla_plan_part shared_part = parts[place.part_idx / MLA_SM90_COLUMN_PARTS];
+        if (args.plan->column_parts == MLA_SM90_COLUMN_PARTS) {
+            place.part = shared_part;
+            place.column_parts = MLA_SM90_COLUMN_PARTS;
+            place.column_part = place.part_idx % MLA_SM90_COLUMN_PARTS;
+            place.part_idx /= MLA_SM90_COLUMN_PARTS;
+        }
+    }
     return place;
 }
 
@@ -160,7 +178,7 @@ __device__ __forceinline__ void produce(const mla_sm90_dense_args &args, const c
     const bool copies = lane < (half == 0 ? 4 : 5);
     uint32_t uses = 0, pieces = 0;
 
-    mla_part_walk walk = walk_begin(args, place.part_idx, place.first_row);
+    mla_part_walk walk = walk_begin(args, place.part, place.first_row);
     mla_piece piece;
     while (walk_next(args, walk, piece)) {
         if (piece.begin >= piece.end) {
@@ -223,11 +241,15 @@ __device__ __forceinline__ void qk_tile(float (&s)[32], const uint32_t (&q8)[16]
 }
 
 /* O (+)= P V over 16 keys: the next 16 rows of V lie 2,048 bytes on. */
-template <bool f16>
-__device__ __forceinline__ void pv_rs(float (&o)[128], const uint32_t *p, uint64_t v, int32_t step,
+template <bool f16, int n>
+__device__ __forceinline__ void pv_rs(float (&o)[n], const uint32_t *p, uint64_t v, int32_t step,
                                       int32_t accumulate)
 {
-    wgmma_pv256_rs<f16>(o, p + 4 * step, v + 128 * step, accumulate);
+    if constexpr (n == 128) {
+        wgmma_pv256_rs<f16>(o, p + 4 * step, v + 128 * step, accumulate);
+    } else {
+        wgmma_pv128_rs<f16>(o, p + 4 * step, v + 128 * step, accumulate);
+    }
 }
 
 template <bool f16>
@@ -240,10 +262,11 @@ __device__ __forceinline__ void pv_ss(float (&o)[128], const void *p_tile, uint6
     }
 }
 
-__device__ __forceinline__ void scale_rows(float (&o)[128], float factor0, float factor1)
+template <int n>
+__device__ __forceinline__ void scale_rows(float (&o)[n], float factor0, float factor1)
 {
 #pragma unroll
-    for (int32_t i = 0; i < 128; i += 4) {
+    for (int32_t i = 0; i < n; i += 4) {
         o[i] *= factor0;
         o[i + 1] *= factor0;
         o[i + 2] *= factor1;
@@ -257,8 +280,8 @@ __device__ __forceinline__ void mask_block(const mla_sm90_dense_args &args, floa
 {
     const float hidden = args.scale_log2 < 0 ? INFINITY : -INFINITY;
     const int32_t column = block * MLA_BLOCK_TOKENS + (int32_t)threadIdx.x % 4 * 2;
-    const int32_t limit0 = token_limit(args, tokens, row / args.group_pad) - column;
-    const int32_t limit1 = token_limit(args, tokens, (row + 8) / args.group_pad) - column;
+    const int32_t limit0 = token_limit(args, tokens, row_token(args, row)) - column;
+    const int32_t limit1 = token_limit(args, tokens, row_token(args, row + 8)) - column;
 #pragma unroll
     for (int32_t i = 0; i < 32; i += 4) {
         s[i] = 2 * i < limit0 ? s[i] : hidden;
@@ -344,10 +367,9 @@ template <bool f16> __device__ __forceinline__ float sum_limit()
  * that a sum is too large, infinite or NaN, the references are raised, and everything that was
  * computed against the old ones is rescaled: accumulators, sums, the first half's numerators.
  */
-template <bool f16, int half>
-__device__ __forceinline__ void softmax_half(const float (&s)[32], float (&o)[128],
-                                             uint32_t (&p)[16], float scale, row_state &rows,
-                                             int32_t side)
+template <bool f16, int half, int n>
+__device__ __forceinline__ void softmax_half(const float (&s)[32], float (&o)[n], uint32_t (&p)[16],
+                                             float scale, row_state &rows, int32_t side)
 {
     float numerators[16], sum0, sum1;
     exponentials(s + 16 * half, numerators, scale, rows.ref0, rows.ref1, sum0, sum1);
@@ -415,14 +437,15 @@ __device__ __forceinline__ void store_p(const uint32_t (&p)[16], int32_t side, i
     fence_proxy_async();
 }
 
-/* Zeroes this half's rows of V from `valid` on: they lie past the request's end, may hold NaN, and
- * a numerator of 0 would not silence that. The warpgroup's barrier publishes it to its products. */
-template <int side> __device__ __forceinline__ void zero_v_rows(int32_t buffer, int32_t valid)
+/* Zeroes rows `valid` on of `tiles` tiles of V: they lie past the request's end, may hold NaN, and a
+ * numerator of 0 would not silence that. The warpgroup's barrier publishes it to its products. */
+template <int side, int tiles>
+__device__ __forceinline__ void zero_v_rows(int32_t buffer, int32_t first_tile, int32_t valid)
 {
     mla_sm90_dense_smem &sm = shared();
     const int32_t chunks = (MLA_BLOCK_TOKENS - valid) * 8;
-    for (int32_t i = (int32_t)threadIdx.x % WARPGROUP; i < 4 * chunks; i += WARPGROUP) {
-        uint4 *tile = (uint4 *)sm.k[buffer][4 * side + i / chunks];
+    for (int32_t i = (int32_t)threadIdx.x % WARPGROUP; i < tiles * chunks; i += WARPGROUP) {
+        uint4 *tile = (uint4 *)sm.k[buffer][first_tile + i / chunks];
         tile[valid * 8 + i % chunks] = make_uint4(0, 0, 0, 0);
     }
     fence_proxy_async();
@@ -463,7 +486,8 @@ __device__ __forceinline__ int64_t partial_number(const mla_sm90_dense_args &arg
                                                   const cta_place &place, const mla_piece &piece)
 {
     const int64_t partial = (int64_t)place.part_idx * 2 + piece.partial;
-    return (partial * args.h_kv + place.kv_head) * args.row_tiles + place.tile;
+    return (partial * args.h_kv + place.kv_head) * args.row_tiles +
+           place.first_row / MLA_SM90_TILE_ROWS;
 }
 
 __device__ __forceinline__ void store_lse(const mla_sm90_dense_args &args, const cta_place &place,
@@ -481,34 +505,22 @@ __device__ __forceinline__ void store_lse(const mla_sm90_dense_args &args, const
     }
 }
 
-/* Normalises and stores this warpgroup's 256 columns; the left one also stores the lse. `place` is
- * a copy that the compiler may not see through: offsets of rows, computed once for all pieces,
- * would cost registers that the main loop lacks (24 bytes were spilled). */
-template <bool f16, int side>
-__device__ __forceinline__ void store_piece(const mla_sm90_dense_args &args, cta_place place,
-                                            const mla_piece &piece, const float (&o)[128],
-                                            const row_state &rows)
+/* Stores `n` accumulators, of columns first_column on, times a factor for each of a lane's rows. */
+template <bool f16, int n>
+__device__ __forceinline__ void
+store_columns_of(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece,
+                 const float *o, int32_t row, int32_t first_column, float factor0, float factor1)
 {
-    int32_t thread = (int32_t)threadIdx.x % WARPGROUP;
-    asm volatile(""
-                 : "+r"(place.first_row), "+r"(place.kv_head), "+r"(place.part_idx), "+r"(thread));
-    const int32_t warp = thread / 32, lane = thread % 32;
-    const int32_t row = warp * 16 + lane / 4;
-    const float factor0 = rows.sum0 == 0 ? 0 : 1 / rows.sum0;
-    const float factor1 = rows.sum1 == 0 ? 0 : 1 / rows.sum1;
-    if (side == LEFT && lane % 4 == 0) {
-        store_lse(args, place, piece, row, rows.ref0, rows.sum0);
-        store_lse(args, place, piece, row + 8, rows.ref1, rows.sum1);
-    }
     const mla_tile_row at0 = tile_row(args, place.first_row + row);
     const mla_tile_row at1 = tile_row(args, place.first_row + row + 8);
     if (piece.split) {
         if (__any_sync(0xffffffffu, at0.exists || at1.exists)) {
-            float4 *to = (float4 *)args.partial_out +
-                         ((partial_number(args, place, piece) * 4 + warp) * 64 + side * 32) * 32 +
-                         lane;
+            float4 *to =
+                (float4 *)args.partial_out +
+                ((partial_number(args, place, piece) * 4 + row / 16) * 64 + first_column / 8) * 32 +
+                (int32_t)threadIdx.x % 32;
 #pragma unroll
-            for (int32_t i = 0; i < 32; ++i) {
+            for (int32_t i = 0; i < n / 4; ++i) {
                 to[i * 32] = make_float4(o[4 * i] * factor0, o[4 * i + 1] * factor0,
                                          o[4 * i + 2] * factor1, o[4 * i + 3] * factor1);
             }
@@ -518,27 +530,56 @@ __device__ __forceinline__ void store_piece(const mla_sm90_dense_args &args, cta
     uint16_t *out0 = nullptr, *out1 = nullptr;
     if (at0.exists) {
         out0 = args.out + row_offset(args, args.out_stride, piece.req, place.kv_head, at0) +
-               side * 256;
+               first_column;
     }
     if (at1.exists) {
         out1 = args.out + row_offset(args, args.out_stride, piece.req, place.kv_head, at1) +
-               side * 256;
+               first_column;
     }
 #pragma unroll
-    for (int32_t i = 0; i < 8; ++i) {
+    for (int32_t i = 0; i < n / 16; ++i) {
         store_columns<f16>(o + 16 * i, out0 ? out0 + 32 * i : nullptr,
                            out1 ? out1 + 32 * i : nullptr, factor0, factor1);
     }
 }
 
-/* A piece without keys: zeros, or a partial whose lse alone says that it is not to be read. */
+/* Hides from the compiler where these come from. Offsets of rows, computed once for all pieces,
+ * would cost registers that the main loop lacks (24 bytes were spilled). */
+__device__ __forceinline__ void forget_origin(cta_place &place, int32_t &thread)
+{
+    asm volatile(""
+                 : "+r"(place.first_row), "+r"(place.kv_head), "+r"(place.part_idx), "+r"(thread));
+}
+
+/* Normalises and stores this warpgroup's 256 columns; the left one also stores the lse. */
+template <bool f16, int side>
+__device__ __forceinline__ void store_piece(const mla_sm90_dense_args &args, cta_place place,
+                                            const mla_piece &piece, const float (&o)[128],
+                                            const row_state &rows)
+{
+    int32_t thread = (int32_t)threadIdx.x % WARPGROUP;
+    forget_origin(place, thread);
+    const int32_t row = thread / 32 * 16 + thread % 32 / 4;
+    if (side == LEFT && thread % 4 == 0) {
+        store_lse(args, place, piece, row, rows.ref0, rows.sum0);
+        store_lse(args, place, piece, row + 8, rows.ref1, rows.sum1);
+    }
+    store_columns_of<f16, 128>(args, place, piece, o, row, side * 256,
+                               rows.sum0 == 0 ? 0 : 1 / rows.sum0,
+                               rows.sum1 == 0 ? 0 : 1 / rows.sum1);
+}
+
+/* A piece without keys: zeros, or a partial whose lse alone says that it is not to be read. Where
+ * several CTAs share the columns, the first of them does it. */
 template <int side>
 __device__ __forceinline__ void store_empty_piece(const mla_sm90_dense_args &args, cta_place place,
                                                   const mla_piece &piece)
 {
     int32_t thread = (int32_t)threadIdx.x % WARPGROUP;
-    asm volatile(""
-                 : "+r"(place.first_row), "+r"(place.kv_head), "+r"(place.part_idx), "+r"(thread));
+    forget_origin(place, thread);
+    if (place.column_part > 0) {
+        return;
+    }
     if (side == LEFT && thread < MLA_SM90_TILE_ROWS) {
         store_lse(args, place, piece, thread, -INFINITY, 0);
     }
@@ -555,16 +596,22 @@ __device__ __forceinline__ void store_empty_piece(const mla_sm90_dense_args &arg
     }
 }
 
-/* Both warpgroups' shares of the denominators; each lane ends with its rows' whole sums. */
-__device__ __forceinline__ void join_row_sums(row_state &rows, int32_t side)
+/* A lane's sums become those of the whole rows, over this warpgroup's blocks. */
+__device__ __forceinline__ void add_quad(row_state &rows)
 {
-    mla_sm90_dense_smem &sm = shared();
-    const int32_t row = (int32_t)threadIdx.x % 128 / 32 * 16 + (int32_t)threadIdx.x % 32 / 4;
 #pragma unroll
     for (int32_t lanes = 1; lanes <= 2; lanes *= 2) {
         rows.sum0 += __shfl_xor_sync(0xffffffffu, rows.sum0, lanes);
         rows.sum1 += __shfl_xor_sync(0xffffffffu, rows.sum1, lanes);
     }
+}
+
+/* Both warpgroups' shares of the denominators; each lane ends with its rows' whole sums. */
+__device__ __forceinline__ void join_row_sums(row_state &rows, int32_t side)
+{
+    mla_sm90_dense_smem &sm = shared();
+    const int32_t row = (int32_t)threadIdx.x % 128 / 32 * 16 + (int32_t)threadIdx.x % 32 / 4;
+    add_quad(rows);
     if (threadIdx.x % 4 == 0) {
         sm.row_sum[side][row] = rows.sum0;
         sm.row_sum[side][row + 8] = rows.sum1;
@@ -629,7 +676,7 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
         if ((block + 1) * MLA_BLOCK_TOKENS > all_see) {
             mask_block(args, s, block, piece.tokens, row);
             if ((block + 1) * MLA_BLOCK_TOKENS > piece.tokens) {
-                zero_v_rows<LEFT>(0, piece.tokens - block * MLA_BLOCK_TOKENS);
+                zero_v_rows<LEFT, 4>(0, 0, piece.tokens - block * MLA_BLOCK_TOKENS);
             }
         }
         rows.raised = 0;
@@ -664,7 +711,7 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
     bar_sync<BAR_P1_READY, CONSUMERS>();
     follow_references(o, rows, RIGHT);
     if (block * MLA_BLOCK_TOKENS > piece.tokens) {
-        zero_v_rows<LEFT>(1, piece.tokens - (block - 1) * MLA_BLOCK_TOKENS);
+        zero_v_rows<LEFT, 4>(1, 0, piece.tokens - (block - 1) * MLA_BLOCK_TOKENS);
     }
     wgmma_fence();
     pv_ss<f16>(o, sm.p[1], v1, 1);
@@ -698,7 +745,7 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
         bar_sync<BAR_P0_READY, CONSUMERS>();
         follow_references(o, rows, LEFT);
         if (block * MLA_BLOCK_TOKENS > piece.tokens) {
-            zero_v_rows<RIGHT>(0, piece.tokens - (block - 1) * MLA_BLOCK_TOKENS);
+            zero_v_rows<RIGHT, 4>(0, 4, piece.tokens - (block - 1) * MLA_BLOCK_TOKENS);
         }
         wgmma_fence();
         pv_ss<f16>(o, sm.p[0], v0, accumulate);
@@ -733,7 +780,7 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
         if ((block + 1) * MLA_BLOCK_TOKENS > all_see) {
             mask_block(args, s, block, piece.tokens, row);
             if ((block + 1) * MLA_BLOCK_TOKENS > piece.tokens) {
-                zero_v_rows<RIGHT>(1, piece.tokens - block * MLA_BLOCK_TOKENS);
+                zero_v_rows<RIGHT, 4>(1, 4, piece.tokens - block * MLA_BLOCK_TOKENS);
             }
         }
         rows.raised = 0;
@@ -759,11 +806,175 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
     release(sm.k_empty[0][1]);
 }
 
+/*
+ * Few keys, several CTAs to a piece: each repeats the products with K and keeps a
+ * quarter of O's columns.
+ * The warpgroups take the even and the odd blocks on their own; with one or two blocks to a piece
+ * the seesaw would have nothing to alternate.
+ */
+template <bool f16, int side>
+__device__ __forceinline__ void
+attend_columns(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece,
+               int32_t all_see, phases &at, float (&o)[CTA_COLUMNS / 2], row_state &rows)
+{
+    mla_sm90_dense_smem &sm = shared();
+    const int32_t row = place.first_row + (int32_t)threadIdx.x % 128 / 32 * 16 +
+                        (int32_t)threadIdx.x % 32 / 4;
+    const int32_t first_tile = place.column_part * (CTA_COLUMNS / MLA_SM90_TILE_COLS);
+    const uint64_t v = v_major(sm.k[side][first_tile]);
+    float s[32];
+    uint32_t q8[16], p[16];
+
+    load_q8(args, place, piece.req, row, q8);
+    wait_for(sm.q_full, at.q++ & 1);
+    int32_t accumulate = 0;
+    for (int32_t block = piece.begin + side; block < piece.end; block += 2) {
+        const uint32_t parity = at.k[side]++ & 1;
+        qk_tile<f16, 0>(s, q8, side, parity, true);
+        qk_tile<f16, 1>(s, q8, side, parity, false);
+        qk_tile<f16, 2>(s, q8, side, parity, false);
+        qk_tile<f16, 3>(s, q8, side, parity, false);
+        qk_tile<f16, 4>(s, q8, side, parity, false);
+        qk_tile<f16, 5>(s, q8, side, parity, false);
+        qk_tile<f16, 6>(s, q8, side, parity, false);
+        qk_tile<f16, 7>(s, q8, side, parity, false);
+        qk_tile<f16, 8>(s, q8, side, parity, false);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_pin(s);
+        if ((block + 1) * MLA_BLOCK_TOKENS > all_see) {
+            mask_block(args, s, block, piece.tokens, row);
+            if ((block + 1) * MLA_BLOCK_TOKENS > piece.tokens) {
+                zero_v_rows<side, CTA_COLUMNS / MLA_SM90_TILE_COLS>(
+                    side, first_tile, piece.tokens - block * MLA_BLOCK_TOKENS);
+            }
+        }
+        rows.raised = 0;
+        softmax_half<f16, 0>(s, o, p, args.scale_log2, rows, side);
+        softmax_half<f16, 1>(s, o, p, args.scale_log2, rows, side);
+        wgmma_fence();
+        pv_rs<f16>(o, p, v, 0, accumulate);
+        pv_rs<f16>(o, p, v, 1, 1);
+        pv_rs<f16>(o, p, v, 2, 1);
+        pv_rs<f16>(o, p, v, 3, 1);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_pin(o);
+        release(sm.k_empty[side][0]);
+        release(sm.k_empty[side][1]);
+        accumulate = 1;
+    }
+}
+
+/* Factors that take this warpgroup's accumulators to their share of the normalised sum of both.
+ * The lanes' sums become those of both, against the higher reference. */
+template <int side>
+__device__ __forceinline__ void weigh_sides(row_state &rows, float &factor0, float &factor1)
+{
+    mla_sm90_dense_smem &sm = shared();
+    const int32_t row = (int32_t)threadIdx.x % 128 / 32 * 16 + (int32_t)threadIdx.x % 32 / 4;
+    if (threadIdx.x % 4 == 0) {
+        sm.row_ref[side][row] = rows.ref0;
+        sm.row_ref[side][row + 8] = rows.ref1;
+        sm.row_sum[side][row] = rows.sum0;
+        sm.row_sum[side][row + 8] = rows.sum1;
+    }
+    bar_sync<BAR_ROW_SUMS, CONSUMERS>();
+    float *refs[2] = {&rows.ref0, &rows.ref1}, *sums[2] = {&rows.sum0, &rows.sum1};
+    float *factors[2] = {&factor0, &factor1};
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+        const float left = sm.row_ref[LEFT][row + 8 * i], right = sm.row_ref[RIGHT][row + 8 * i];
+        const float top = fmaxf(left, right);
+        const float to_left = reference_factor(left, top), to_right = reference_factor(right, top);
+        const float sum = sm.row_sum[LEFT][row + 8 * i] * to_left +
+                          sm.row_sum[RIGHT][row + 8 * i] * to_right;
+        *refs[i] = top;
+        *sums[i] = sum;
+        *factors[i] = sum == 0 ? 0 : (side == LEFT ? to_left : to_right) / sum;
+    }
+}
+
+/*
+ * Joins both warpgroups' sums and stores: the left one the lower half of the CTA's columns, the
+ * right one the upper. The halves change sides through the space of Q, which is done with.
+ */
+template <bool f16, int side>
+__device__ __forceinline__ void store_joined(const mla_sm90_dense_args &args, cta_place place,
+                                             const mla_piece &piece, float (&o)[CTA_COLUMNS / 2],
+                                             row_state &rows)
+{
+    mla_sm90_dense_smem &sm = shared();
+    int32_t thread = (int32_t)threadIdx.x % WARPGROUP;
+    forget_origin(place, thread);
+    const int32_t row = thread / 32 * 16 + thread % 32 / 4;
+    const int32_t first_column = place.column_part * CTA_COLUMNS;
+    constexpr int32_t n = CTA_COLUMNS / 2; /* accumulators of a lane, of all the columns */
+    const bool alone = piece.end - piece.begin == 1;
+    add_quad(rows);
+    float factor0 = 1, factor1 = 1;
+    if (alone) {
+        if (side == RIGHT) {
+            return;
+        }
+        factor0 = rows.sum0 == 0 ? 0 : 1 / rows.sum0;
+        factor1 = rows.sum1 == 0 ? 0 : 1 / rows.sum1;
+    } else {
+        weigh_sides<side>(rows, factor0, factor1);
+    }
+    if (side == LEFT && place.column_part == 0 && thread % 4 == 0) {
+        store_lse(args, place, piece, row, rows.ref0, rows.sum0);
+        store_lse(args, place, piece, row + 8, rows.ref1, rows.sum1);
+    }
+    scale_rows(o, factor0, factor1);
+    if (alone) {
+        store_columns_of<f16, n>(args, place, piece, o, row, first_column, 1, 1);
+        return;
+    }
+    constexpr int32_t keep = side == LEFT ? 0 : n / 2, give = n / 2 - keep;
+    float(*exchange)[n / 2][WARPGROUP] = (float(*)[n / 2][WARPGROUP]) sm.q;
+    static_assert(2 * sizeof exchange[0] <= sizeof sm.q, "the halves fit into the space of Q");
+#pragma unroll
+    for (int32_t i = 0; i < n / 2; ++i) {
+        exchange[side][i][thread] = o[give + i];
+    }
+    bar_sync<BAR_ROW_SUMS, CONSUMERS>();
+#pragma unroll
+    for (int32_t i = 0; i < n / 2; ++i) {
+        o[keep + i] += exchange[1 - side][i][thread];
+    }
+    store_columns_of<f16, n / 2>(args, place, piece, o + keep, row,
+                                 first_column + (side == LEFT ? 0 : CTA_COLUMNS / 2), 1, 1);
+    fence_proxy_async(); /* before the copy engine writes Q where these halves were read */
+}
+
+template <bool f16, int side>
+__device__ __forceinline__ void consume_columns(const mla_sm90_dense_args &args,
+                                                const cta_place &place)
+{
+    mla_part_walk walk = walk_begin(args, place.part, place.first_row);
+    phases at = {{0, 0}, 0};
+    mla_piece piece;
+    while (walk_next(args, walk, piece)) {
+        if (piece.begin >= piece.end) {
+            store_empty_piece<side>(args, place, piece);
+            continue;
+        }
+        float o[CTA_COLUMNS / 2];
+        row_state rows = {-INFINITY, -INFINITY, 0, 0, 0};
+        const int32_t all_see = token_limit(args, piece.tokens, row_token(args, place.first_row));
+        attend_columns<f16, side>(args, place, piece, all_see, at, o, rows);
+        store_joined<f16, side>(args, place, piece, o, rows);
+        __syncwarp();
+        release(shared().q_empty);
+    }
+}
+
 template <bool f16, int side>
 __device__ __forceinline__ void consume(const mla_sm90_dense_args &args, const cta_place &place)
 {
-    mla_part_walk walk = walk_begin(args, place.part_idx, place.first_row);
-    const int32_t first_token = place.first_row / args.group_pad;
+    mla_part_walk walk = walk_begin(args, place.part, place.first_row);
+    const int32_t first_token = row_token(args, place.first_row);
     phases at = {{0, 0}, 0};
     mla_piece piece;
     while (walk_next(args, walk, piece)) {
@@ -806,7 +1017,23 @@ __device__ __forceinline__ void init_barriers()
     __syncthreads();
 }
 
-template <bool f16> __device__ __forceinline__ void dense_decode(const mla_sm90_dense_args &args)
+template <bool f16, int side, bool may_share_columns>
+__device__ __forceinline__ void consume_any(const mla_sm90_dense_args &args, cta_place place)
+{
+    int32_t thread = 0;
+    forget_origin(place, thread);
+    if (!may_share_columns || place.column_parts == 1) {
+        place.column_part = 0;
+        consume<f16, side>(args, place);
+    } else if constexpr (may_share_columns) {
+        /* For itself: what the variants share would be computed before and held throughout. */
+        forget_origin(place, thread);
+        consume_columns<f16, side>(args, place);
+    }
+}
+
+template <bool f16, bool may_share_columns>
+__device__ __forceinline__ void dense_decode(const mla_sm90_dense_args &args)
 {
     if (threadIdx.x == 0) {
         tensor_map_prefetch(&args.q_map);
@@ -815,14 +1042,14 @@ template <bool f16> __device__ __forceinline__ void dense_decode(const mla_sm90_
     init_barriers();
     /* Everything up to here overlapped the launch before; nothing of it read the caller's memory. */
     wait_dependencies();
-    const cta_place place = find_place(args);
+    const cta_place place = find_place<may_share_columns>(args);
     const int32_t role = __shfl_sync(0xffffffffu, (int32_t)threadIdx.x / WARPGROUP, 0);
     if (role == LEFT) {
         setmaxnreg_inc<CONSUMER_REGS>();
-        consume<f16, LEFT>(args, place);
+        consume_any<f16, LEFT, may_share_columns>(args, place);
     } else if (role == RIGHT) {
         setmaxnreg_inc<CONSUMER_REGS>();
-        consume<f16, RIGHT>(args, place);
+        consume_any<f16, RIGHT, may_share_columns>(args, place);
     } else {
         setmaxnreg_dec<PRODUCER_REGS>();
         produce(args, place);
@@ -833,11 +1060,24 @@ template <bool f16> __device__ __forceinline__ void dense_decode(const mla_sm90_
 extern "C" __global__ void __launch_bounds__(MLA_SM90_THREADS, 1)
     mla_sm90_dense_bf16(const __grid_constant__ mla_sm90_dense_args args)
 {
-    dense_decode<false>(args);
+    dense_decode<false, false>(args);
 }
 
 extern "C" __global__ void __launch_bounds__(MLA_SM90_THREADS, 1)
     mla_sm90_dense_f16(const __grid_constant__ mla_sm90_dense_args args)
 {
-    dense_decode<true>(args);
+    dense_decode<true, false>(args);
+}
+
+/* For batches so small that plans may divide the columns among CTAs. */
+extern "C" __global__ void __launch_bounds__(MLA_SM90_THREADS, 1)
+    mla_sm90_dense_bf16_small(const __grid_constant__ mla_sm90_dense_args args)
+{
+    dense_decode<false, true>(args);
+}
+
+extern "C" __global__ void __launch_bounds__(MLA_SM90_THREADS, 1)
+    mla_sm90_dense_f16_small(const __grid_constant__ mla_sm90_dense_args args)
+{
+    dense_decode<true, true>(args);
 }

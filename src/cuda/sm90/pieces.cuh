@@ -2,7 +2,7 @@
 #ifndef MLA_CUDA_PIECES_CUH
 #define MLA_CUDA_PIECES_CUH
 
-#include "dense_args.h"
+#include "rows.cuh"
 
 /* One request's share of a part, seen by one row tile. All warps of a CTA derive the same. */
 struct mla_piece {
@@ -41,15 +41,14 @@ __device__ __forceinline__ int32_t load_tokens(const mla_sm90_dense_args &args, 
 
 /* Stale or foreign bytes in the plan buffer must not lead outside any array, hence the clamps. */
 __device__ __forceinline__ mla_part_walk walk_begin(const mla_sm90_dense_args &args,
-                                                    int32_t part_idx, int32_t first_row)
+                                                    const mla_plan_part &part, int32_t first_row)
 {
-    const mla_plan_part &part = ((const mla_plan_part *)(args.plan + 1))[part_idx];
     mla_part_walk walk;
     walk.begin_req = (int32_t)min(max(part.begin_req, (int64_t)0), (int64_t)args.batch);
     walk.end_req = (int32_t)min(part.end_req, (int64_t)args.batch);
     walk.begin_block = max(part.begin_block, 0);
     walk.end_block = walk.end_req < args.batch ? part.end_block : 0;
-    walk.last_token = (first_row + MLA_SM90_TILE_ROWS - 1) / args.group_pad;
+    walk.last_token = row_token(args, first_row + MLA_SM90_TILE_ROWS - 1);
     walk.next_tokens = load_tokens(args, walk.begin_req);
     return walk;
 }

@@ -12,10 +12,16 @@ struct mla_tile_row {
     bool exists;
 };
 
+__device__ __forceinline__ int32_t row_token(const mla_sm90_dense_args &args, int32_t row)
+{
+    const uint64_t inverse = args.group_pad_inverse;
+    return inverse == 0 ? row : (int32_t)__umul64hi((uint64_t)row, inverse);
+}
+
 __device__ __forceinline__ mla_tile_row tile_row(const mla_sm90_dense_args &args, int32_t row)
 {
     mla_tile_row at;
-    at.token = (int32_t)((uint32_t)row / (uint32_t)args.group_pad);
+    at.token = row_token(args, row);
     at.head = row - at.token * args.group_pad;
     at.exists = at.token < args.s_q && at.head < args.group;
     return at;

@@ -3,7 +3,8 @@
  *
  *   gpu_dense check [filter]   compares with the CPU backend, case by case
  *   gpu_dense plan             compares the device's schedules with the host's, byte by byte
- *   gpu_dense bench [filter]   times the shapes, interleaved with cuBLAS bf16 8192^3
+ *   gpu_dense bench [filter [parts]]   times large batches, interleaved with cuBLAS bf16 8192^3
+ *   gpu_dense small [filter [parts]]   times small ones by CUDA graphs
  *
  * Every slot, page and table entry that a case does not reference holds NaN or a wild number, and
  * outputs start as NaN.
@@ -753,6 +754,8 @@ static double time_burst(const workload *w)
     return ms[RUNS / 2] * 1e-3;
 }
 
+static int32_t fixed_parts; /* of every plan that is timed; 0: the library's choice */
+
 /* Dense decode over `copies` disjoint caches in turn, so that no run finds its cache in L2. */
 typedef struct decode_bench {
     const mla_ctx *ctx;
@@ -793,6 +796,7 @@ static void make_decode(const mla_ctx *ctx, const bench_shape *s, decode_bench *
                                     .d_qk = 576,
                                     .d_v = 512,
                                     .page_size = 64,
+                                    .num_parts = fixed_parts,
                                     .causal = s->causal}};
     int32_t *seqlens = malloc((size_t)s->b * 4);
     int64_t tokens = 0, longest = 0;
@@ -889,7 +893,7 @@ static void bench_large(const mla_ctx *gpu, const char *filter)
 }
 
 /* Latency: a graph of 20 calls over rotating caches, replayed; microseconds a call. */
-static void bench_small(const mla_ctx *gpu)
+static void bench_small(const mla_ctx *gpu, const char *filter)
 {
     enum { CALLS = 20, REPLAYS = 15 };
     printf("small batches: us a call, median of %d replays of a CUDA graph of %d calls\n", REPLAYS,
@@ -901,6 +905,12 @@ static void bench_small(const mla_ctx *gpu)
         cudaGraphExec_t exec;
         cudaEvent_t begin, end;
         float ms[REPLAYS];
+        char name[64];
+        snprintf(name, sizeof name, "b%lld h_q%lld s_k%lld", (long long)s->b, (long long)s->h_q,
+                 (long long)s->s_k);
+        if (filter != NULL && strstr(name, filter) == NULL) {
+            continue;
+        }
         random_state = 7;
         make_decode(gpu, s, &d);
         check_cuda(cudaStreamCreateWithFlags(&d.stream, cudaStreamNonBlocking), "stream");
@@ -927,8 +937,7 @@ static void bench_small(const mla_ctx *gpu)
         check_cuda(
             cudaMemcpy(&header, d.buffers.plan.buffer, sizeof header, cudaMemcpyDeviceToHost),
             "plan");
-        printf("b%-3lld h_q%-4lld s_k%-7lld %8.1f us   %d parts x %d columns\n", (long long)s->b,
-               (long long)s->h_q, (long long)s->s_k, ms[REPLAYS / 2] * 1e3 / CALLS,
+        printf("%-22s %8.1f us   %d parts x %d columns\n", name, ms[REPLAYS / 2] * 1e3 / CALLS,
                header.num_parts, header.column_parts);
         fflush(stdout);
         cudaGraphExecDestroy(exec), cudaGraphDestroy(graph), cudaStreamDestroy(d.stream);
@@ -945,6 +954,7 @@ int main(int argc, char **argv)
     const mla_ctx_params cpu_params = {.struct_size = sizeof cpu_params,
                                        .backend = MLA_BACKEND_CPU};
     mla_ctx *gpu, *cpu;
+    fixed_parts = argc > 3 ? atoi(argv[3]) : 0;
     check_cuda(cudaSetDevice(0), "cudaSetDevice");
     check_mla(mla_ctx_create(&gpu_params, &gpu), "CUDA context");
     check_mla(mla_ctx_create(&cpu_params, &cpu), "CPU context");
@@ -956,9 +966,9 @@ int main(int argc, char **argv)
     } else if (strcmp(mode, "bench") == 0) {
         bench_large(gpu, filter);
     } else if (strcmp(mode, "small") == 0) {
-        bench_small(gpu);
+        bench_small(gpu, filter);
     } else {
-        printf("usage: gpu_dense check|plan|bench|small [filter]\n");
+        printf("usage: gpu_dense check|plan|bench|small [filter [parts]]\n");
         failed = 1;
     }
     mla_ctx_destroy(gpu);

@@ -681,6 +681,12 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
         }
         rows.raised = 0;
         softmax_half<f16, 0>(s, o, p, scale, rows, LEFT);
+        if (accumulate) {
+            /* P1 V1_L of the previous pair ran behind S0 and is done about now. Left until P0 V0_L
+             * is done too, its keys' successors come 700 clocks too late for S1. */
+            wgmma_wait<0>();
+            release(sm.k_empty[1][0]);
+        }
         wgmma_fence();
         pv_rs<f16>(o, p, v0, 0, accumulate);
         pv_rs<f16>(o, p, v0, 1, 1);
@@ -694,9 +700,6 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
         bar_arrive<BAR_P0_READY, CONSUMERS>();
         wgmma_wait<0>();
         wgmma_pin(o);
-        if (accumulate) {
-            release(sm.k_empty[1][0]);
-        }
         release(sm.k_empty[0][0]);
         accumulate = 1;
         block += 2;
@@ -758,14 +761,16 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
         const uint32_t parity = at.k[1]++ & 1;
         wait_for(sm.q_full, q_parity);
         qk_tile<f16, 4>(s, q8, 1, parity, true);
+        wgmma_commit();
+        /* P0 V0_R is done while four products of S1 keep the tensor cores busy; after all twenty of
+         * this half it would be noticed 750 clocks later, and the next S0 would wait for its keys. */
+        wgmma_wait<1>();
+        wgmma_pin(o);
+        release(sm.k_empty[0][1]);
         qk_tile<f16, 5>(s, q8, 1, parity, false);
         qk_tile<f16, 6>(s, q8, 1, parity, false);
         qk_tile<f16, 7>(s, q8, 1, parity, false);
         qk_tile<f16, 8>(s, q8, 1, parity, false);
-        wgmma_commit();
-        wgmma_wait<1>();
-        wgmma_pin(o);
-        release(sm.k_empty[0][1]);
         qk_tile<f16, 0>(s, q8, 1, parity, false);
         qk_tile<f16, 1>(s, q8, 1, parity, false);
         qk_tile<f16, 2>(s, q8, 1, parity, false);

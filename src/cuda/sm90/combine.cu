@@ -51,20 +51,24 @@ struct split_list {
     int32_t num_splits[THREADS];
     int32_t req[THREADS];
     int32_t warp_count[WARPS];
+    int32_t warp_most[WARPS]; /* largest num_splits that each warp met */
 };
 
 __shared__ split_list splits;
 
-/* Fills the list from part `first` on, in order; returns how many there are. All threads. */
+/* Fills the list from part `first` on, in order; returns how many there are and the largest number
+ * of splits among them. All threads. */
 __device__ __forceinline__ int32_t list_splits(const mla_sm90_dense_args &args, int32_t first,
-                                               int32_t num_parts)
+                                               int32_t num_parts, int32_t &most_splits)
 {
     const int32_t i = first + (int32_t)threadIdx.x, warp = threadIdx.x / 32,
                   lane = threadIdx.x % 32;
     const int32_t num_splits = i < num_parts ? parts_of(args)[i].num_splits : 0;
     const uint32_t found = __ballot_sync(0xffffffffu, num_splits > 0);
+    const int32_t most = __reduce_max_sync(0xffffffffu, num_splits);
     if (lane == 0) {
         splits.warp_count[warp] = __popc(found);
+        splits.warp_most[warp] = most;
     }
     __syncthreads();
     int32_t before = 0, all = 0;
@@ -72,6 +76,7 @@ __device__ __forceinline__ int32_t list_splits(const mla_sm90_dense_args &args, 
     for (int32_t other = 0; other < WARPS; ++other) {
         before += other < warp ? splits.warp_count[other] : 0;
         all += splits.warp_count[other];
+        most_splits = max(most_splits, splits.warp_most[other]);
     }
     if (num_splits > 0) {
         const int32_t at = before + __popc(found & ((1u << lane) - 1));
@@ -225,47 +230,59 @@ __device__ __forceinline__ void store_merged(const mla_sm90_dense_args &args, co
     }
 }
 
-/* Unit `i` of the CTAs' work: fills this warp's job; false where other units cover the columns. */
-template <int groups>
-__device__ __forceinline__ bool find_job(const mla_sm90_dense_args &args, int32_t i,
-                                         int32_t num_items, int32_t row_warps, merge_job &job)
+/* How the 16 warps of a CTA divide a unit; the same for all units of a window. */
+struct division {
+    int32_t row_warps; /* 16-row groups of a tile that hold any row: 1, 2 or 4 */
+    int32_t shares;    /* warps that divide the splits of the same values */
+    int32_t chunks;    /* neighbouring chunks of columns */
+};
+
+__device__ __forceinline__ division divide(const mla_sm90_dense_args &args, int32_t most_splits)
 {
-    const int32_t warp = threadIdx.x / 32;
+    const int32_t rows = min(MLA_SM90_TILE_ROWS, args.s_q * args.group_pad);
+    division by;
+    by.row_warps = rows <= 16 ? 1 : rows <= 32 ? 2 : 4;
+    by.shares = most_splits <= FEW_SPLITS ? 1 : WARPS / by.row_warps;
+    by.chunks = WARPS / by.row_warps / by.shares;
+    return by;
+}
+
+/* This warp's job in unit `i`: the units of a request's tiles lie `num_items` apart, so that
+ * neighbouring CTAs read different requests. */
+template <int groups>
+__device__ __forceinline__ merge_job find_job(const mla_sm90_dense_args &args, int32_t i,
+                                              int32_t num_items, const division &by)
+{
+    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int32_t item = i % num_items, tiles = args.h_kv * args.row_tiles;
     const int32_t split_idx = item / tiles;
+    merge_job job;
     job.first_part = splits.first_part[split_idx];
     job.num_splits = splits.num_splits[split_idx];
     job.req = splits.req[split_idx];
     job.kv_head = item % tiles / args.row_tiles;
     job.tile = item % args.row_tiles;
-    job.shares = job.num_splits <= FEW_SPLITS ? 1 : WARPS / row_warps;
-    const int32_t chunks = WARPS / row_warps / job.shares;
-    const int32_t chunk = i / num_items;
-    job.share = warp % job.shares;
-    job.row_warp = warp / job.shares % row_warps;
-    job.first_group = (chunk + warp / job.shares / row_warps) * groups;
-    const int32_t lane = threadIdx.x % 32;
+    job.shares = by.shares;
+    job.share = warp % by.shares;
+    job.row_warp = warp / by.shares % by.row_warps;
+    job.first_group = (i / num_items * by.chunks + warp / by.shares / by.row_warps) * groups;
     const int64_t partial =
         ((int64_t)job.first_part * 2 * args.h_kv + job.kv_head) * args.row_tiles + job.tile;
     job.values = (const float4 *)args.partial_out + partial * PARTIAL_VECTORS +
                  (job.row_warp * COLUMN_GROUPS + job.first_group) * 32 + lane;
     job.lse = args.partial_lse + partial * MLA_SM90_TILE_ROWS + job.row_warp * 16 + lane / 4;
-    return chunk % chunks == 0;
+    return job;
 }
 
 template <bool f16, int groups>
-__device__ __forceinline__ void combine(const mla_sm90_dense_args &args, int32_t num_items)
+__device__ __forceinline__ void combine(const mla_sm90_dense_args &args, int32_t num_items,
+                                        int32_t most_splits)
 {
-    /* 16-row groups of a tile that hold any row: 1, 2 or 4. */
-    const int32_t rows = min(MLA_SM90_TILE_ROWS, args.s_q * args.group_pad);
-    const int32_t row_warps = rows <= 16 ? 1 : rows <= 32 ? 2 : 4;
-    const int32_t num_units = num_items * (COLUMN_GROUPS / groups);
+    const division by = divide(args, most_splits);
+    const int32_t num_units = num_items * (COLUMN_GROUPS / groups / by.chunks);
 #pragma unroll 1
     for (int32_t i = blockIdx.x; i < num_units; i += (int32_t)gridDim.x) {
-        merge_job job;
-        if (!find_job<groups>(args, i, num_items, row_warps, job)) {
-            continue;
-        }
+        const merge_job job = find_job<groups>(args, i, num_items, by);
         constexpr int32_t batch = groups == 4 ? 2 : 4;
         merge_state state = {-INFINITY, -INFINITY, 0, 0};
         float acc[4 * groups] = {};
@@ -294,7 +311,8 @@ template <bool f16> __device__ __forceinline__ void combine_any(const mla_sm90_d
     const int32_t num_parts = args.plan->num_parts;
     bool waited = false;
     for (int32_t first = 0; first < num_parts; first += THREADS) {
-        const int32_t num_items = list_splits(args, first, num_parts) * tiles;
+        int32_t most_splits = 0;
+        const int32_t num_items = list_splits(args, first, num_parts, most_splits) * tiles;
         if (!waited) {
             /* The plan is older than decode; only the partials are not. */
             mla_ptx::wait_dependencies();
@@ -302,9 +320,9 @@ template <bool f16> __device__ __forceinline__ void combine_any(const mla_sm90_d
         }
         /* Few requests are divided more finely, to occupy all SMs. */
         if (num_split_reqs * tiles * 16 >= MLA_SM90_COMBINE_MANY) {
-            combine<f16, 4>(args, num_items);
+            combine<f16, 4>(args, num_items, most_splits);
         } else {
-            combine<f16, 1>(args, num_items);
+            combine<f16, 1>(args, num_items, most_splits);
         }
     }
 }

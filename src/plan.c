@@ -83,7 +83,9 @@ void mla_plan_cut(const mla_shape *shape, const mla_lengths *lengths, const mla_
     int64_t req = 0, req_begin = 0;
     for (int32_t i = 1; i <= choice.num_parts; i++) {
         mla_cut_pos cut = {rule->num_reqs, 0};
-        if (i < choice.num_parts) {
+        if (i < choice.num_parts && choice.even) {
+            cut = mla_cut_evenly(rule, &choice, totals.max_blocks, i);
+        } else if (i < choice.num_parts) {
             int64_t place = mla_cut_place(rule, &choice, i);
             int64_t blocks = req_blocks(shape, lengths, req);
             while (place >= req_begin + mla_cut_req_cost(&rule->cost, blocks) &&

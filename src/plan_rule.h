@@ -19,10 +19,11 @@ typedef struct mla_cut_totals {
     int64_t min_blocks, max_blocks; /* of a request */
 } mla_cut_totals;
 
-/* Parts in use and their column parts, and the payload of each part; see mla_cut_place(). */
+/* Parts in use and their column parts, and where the cuts lie; see mla_cut_place(). */
 typedef struct mla_cut_choice {
     int32_t num_parts;
     int32_t column_parts;
+    bool even; /* all requests are equally long and divide evenly: mla_cut_evenly() says where */
     int64_t payload, rest;
 } mla_cut_choice;
 
@@ -99,7 +100,7 @@ MLA_HOST_DEVICE static inline int64_t mla_cut_even_parts(const mla_cut_rule *rul
 MLA_HOST_DEVICE static inline mla_cut_choice mla_cut_choose(const mla_cut_rule *rule,
                                                             const mla_cut_totals *totals)
 {
-    mla_cut_choice choice = {rule->max_parts, 1, 0, 0};
+    mla_cut_choice choice = {rule->max_parts, 1, false, 0, 0};
     if (!rule->exact_parts) {
         int64_t max_parts = rule->max_parts;
         if (rule->column_parts > 1) {
@@ -115,6 +116,9 @@ MLA_HOST_DEVICE static inline mla_cut_choice mla_cut_choose(const mla_cut_rule *
         }
         choice.num_parts = (int32_t)(parts > 1 ? parts : 1);
     }
+    choice.even = rule->column_parts > 0 && totals->min_blocks == totals->max_blocks &&
+                  (rule->num_reqs % choice.num_parts == 0 ||
+                   (!rule->whole_requests && choice.num_parts % rule->num_reqs == 0));
     int64_t cost = rule->num_reqs * rule->cost.request_cost +
                    totals->blocks * rule->cost.block_cost;
     cost -= rule->cost.request_cost;
@@ -125,13 +129,21 @@ MLA_HOST_DEVICE static inline mla_cut_choice mla_cut_choose(const mla_cut_rule *
 
 /*
  * Where cut i, 1 ... num_parts - 1, lies in the laid-out costs. Every part pays for starting its
- * first piece, also in the middle of a request, so what is shared out evenly is the rest; the
- * first `rest` payloads are one unit larger.
+ * first piece, also in the middle of a request, so what is shared out evenly is the rest.
  */
 MLA_HOST_DEVICE static inline int64_t mla_cut_place(const mla_cut_rule *rule,
                                                     const mla_cut_choice *choice, int64_t i)
 {
-    return rule->cost.request_cost + choice->payload * i + (i < choice->rest ? i : choice->rest);
+    return rule->cost.request_cost + choice->payload * i + choice->rest * i / choice->num_parts;
+}
+
+/* Where it lies when the choice is even: requests of `blocks` blocks, each cut alike. */
+MLA_HOST_DEVICE static inline mla_cut_pos
+mla_cut_evenly(const mla_cut_rule *rule, const mla_cut_choice *choice, int64_t blocks, int64_t i)
+{
+    int64_t requests = i * rule->num_reqs, rest = requests % choice->num_parts;
+    mla_cut_pos cut = {requests / choice->num_parts, (int32_t)(blocks * rest / choice->num_parts)};
+    return cut;
 }
 
 /* Whether a part ends with the first piece of a request that other parts finish. */

@@ -15,7 +15,7 @@
  */
 static const mla_cost_model cost_model = {.request_cost = 3,
                                           .block_cost = 1,
-                                          .min_piece_blocks = 1,
+                                          .min_piece_blocks = 2,
                                           .min_part_blocks = 2,
                                           .few_parts = 16};
 

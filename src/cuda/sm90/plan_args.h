@@ -4,7 +4,7 @@
 
 #include "plan.h"
 
-enum { MLA_SM90_PLAN_THREADS = 1024 };
+enum { MLA_SM90_PLAN_THREADS = 512 };
 
 typedef struct mla_sm90_plan_args {
     mla_cut_rule rule;

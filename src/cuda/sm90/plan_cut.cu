@@ -1,7 +1,7 @@
 /*
  * The schedule, built on the device from the live lengths: one CTA, any number of requests.
  *
- * Two passes over the lengths, 1,024 at a time. The first adds them up and chooses the number of
+ * Two passes over the lengths, 512 at a time. The first adds them up and chooses the number of
  * parts; the second scans their costs, and each thread places those cuts that fall into the chunk.
  * All arithmetic of cuts is that of plan_rule.h, so that the bytes are the host's (mla_plan_cut).
  */
@@ -143,6 +143,17 @@ __device__ void place_cuts(const mla_sm90_plan_args &args, const mla_cut_choice 
     }
 }
 
+/* Places all cuts where requests are equally long and divide evenly. */
+__device__ void place_even_cuts(const mla_sm90_plan_args &args, const mla_cut_choice &choice,
+                                int64_t blocks)
+{
+    mla_plan_part *parts = (mla_plan_part *)(args.plan + 1);
+    for (int32_t i = 1 + (int32_t)threadIdx.x; i < choice.num_parts; i += THREADS) {
+        const mla_cut_pos cut = mla_cut_evenly(&args.rule, &choice, blocks, i);
+        write_cut(parts, i, cut, cut.req * blocks + cut.block);
+    }
+}
+
 /* First part behind part `part_idx` that ends in a later request. */
 __device__ int32_t last_of_split(const mla_plan_part *parts, int32_t num_parts, int32_t part_idx)
 {
@@ -193,7 +204,10 @@ extern "C" __global__ void __launch_bounds__(MLA_SM90_PLAN_THREADS, 1)
     const mla_cut_choice choice = mla_cut_choose(&rule, &totals);
 
     int64_t chunk_begin = 0;
-    for (int64_t first = 0; first < rule.num_reqs; first += THREADS) {
+    if (choice.even) {
+        place_even_cuts(args, choice, totals.max_blocks);
+    }
+    for (int64_t first = 0; first < rule.num_reqs && !choice.even; first += THREADS) {
         const int32_t count = (int32_t)min64(THREADS, rule.num_reqs - first);
         const int64_t req = first + threadIdx.x;
         const int64_t cost = req < rule.num_reqs

@@ -82,6 +82,37 @@ static mla_status write_plan(const mla_ctx *ctx, const mla_shape *shape, mla_pla
     return mla_arg_struct_write(plan, read, sizeof *read, "plan");
 }
 
+static mla_status check_plan_lengths(const mla_shape *shape, const mla_lengths *lengths)
+{
+    if (shape->sparse ? lengths->seqlens != NULL : lengths->seqlens == NULL) {
+        return mla_fail(MLA_ERR_INVALID_ARGUMENT, "lengths.seqlens %s",
+                        shape->sparse ? "is set: must be NULL in sparse operations"
+                                      : "= NULL: dense decode needs it");
+    }
+    if (!shape->sparse && lengths->topk_length != NULL) {
+        return mla_fail(MLA_ERR_INVALID_ARGUMENT,
+                        "lengths.topk_length is set: must be NULL in dense decode");
+    }
+    if (shape->problem.extra_topk == 0 && lengths->extra_topk_length != NULL) {
+        return mla_fail(
+            MLA_ERR_INVALID_ARGUMENT,
+            "lengths.extra_topk_length is set: must be NULL in a problem without extra_topk");
+    }
+    const struct {
+        const char *name;
+        const int32_t *lengths;
+    } arrays[] = {{"seqlens", lengths->seqlens},
+                  {"topk_length", lengths->topk_length},
+                  {"extra_topk_length", lengths->extra_topk_length}};
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
+        if ((uintptr_t)arrays[i].lengths % sizeof(int32_t) != 0) {
+            return mla_fail(MLA_ERR_INVALID_ARGUMENT, "lengths.%s = %p: must be aligned to 4 bytes",
+                            arrays[i].name, (const void *)arrays[i].lengths);
+        }
+    }
+    return MLA_OK;
+}
+
 mla_status mla_plan_build(const mla_ctx *ctx, const mla_problem *problem,
                           const mla_lengths *lengths, mla_plan *plan, void *stream)
 {
@@ -94,14 +125,8 @@ mla_status mla_plan_build(const mla_ctx *ctx, const mla_problem *problem,
         (status = read_plan(ctx, &shape, plan, &read)) != MLA_OK) {
         return status;
     }
-    if (shape.sparse ? given.seqlens != NULL : given.seqlens == NULL) {
-        return mla_fail(MLA_ERR_INVALID_ARGUMENT, "lengths.seqlens %s",
-                        shape.sparse ? "is set: must be NULL in sparse operations"
-                                     : "= NULL: dense decode needs it");
-    }
-    if (!shape.sparse && (given.topk_length != NULL || given.extra_topk_length != NULL)) {
-        return mla_fail(MLA_ERR_INVALID_ARGUMENT, "lengths.%s is set: must be NULL in dense decode",
-                        given.topk_length != NULL ? "topk_length" : "extra_topk_length");
+    if ((status = check_plan_lengths(&shape, &given)) != MLA_OK) {
+        return status;
     }
     status = ctx->ops->plan_build(ctx, &shape, &given, read.buffer, stream);
     return status != MLA_OK ? status : write_plan(ctx, &shape, &read, plan);

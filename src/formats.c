@@ -137,15 +137,14 @@ static void encode_group(const uint16_t *values, int count, int exponent, uint8_
     }
 }
 
-void mla_row_encode(mla_kv_format kv_format, mla_dtype dtype, int64_t d_qk, const uint16_t *values,
-                    uint8_t *data, uint8_t *scales)
+void mla_row_encode(mla_kv_format kv_format, int64_t d_qk, const uint16_t *values, uint8_t *data,
+                    uint8_t *scales)
 {
     switch (kv_format) {
     case MLA_KV_NATIVE:
         memcpy(data, values, (size_t)d_qk * 2);
         return;
     case MLA_KV_FP8_656:
-        assert(dtype == MLA_DTYPE_BF16);
         for (int i = 0; i < MLA_FP8_656_LATENT; i += MLA_FP8_656_GROUP) {
             int exponent = scale_exponent(values + i, MLA_FP8_656_GROUP);
             float scale = ldexpf(1.0f, exponent);
@@ -155,7 +154,6 @@ void mla_row_encode(mla_kv_format kv_format, mla_dtype dtype, int64_t d_qk, cons
         memcpy(data + MLA_FP8_656_ROPE_AT, values + MLA_FP8_656_LATENT, MLA_ROPE_DIM * 2);
         return;
     case MLA_KV_FP8_584:
-        assert(dtype == MLA_DTYPE_BF16);
         for (int i = 0; i < MLA_FP8_584_LATENT; i += MLA_FP8_584_GROUP) {
             int exponent = scale_exponent(values + i, MLA_FP8_584_GROUP);
             encode_group(values + i, MLA_FP8_584_GROUP, exponent, data + i);

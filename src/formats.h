@@ -83,8 +83,9 @@ static inline uint16_t mla_elem_from_f32(mla_dtype dtype, float value)
 void mla_row_decode(mla_kv_format kv_format, mla_dtype dtype, int64_t d_qk, const uint8_t *data,
                     const uint8_t *scales, float *values);
 
-/* Encodes d_qk values of `dtype` into one row; the inverse of mla_row_decode up to rounding. */
-void mla_row_encode(mla_kv_format kv_format, mla_dtype dtype, int64_t d_qk, const uint16_t *values,
-                    uint8_t *data, uint8_t *scales);
+/* Encodes d_qk values into one row, up to rounding the inverse of mla_row_decode. Values are
+ * bf16 for FP8 rows and of the cache's own dtype for native ones. */
+void mla_row_encode(mla_kv_format kv_format, int64_t d_qk, const uint16_t *values, uint8_t *data,
+                    uint8_t *scales);
 
 #endif

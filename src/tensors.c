@@ -4,6 +4,8 @@
 #include "formats.h"
 #include "status.h"
 
+#include <stdio.h>
+
 enum { MAX_MERGE_PARTS = 256 };
 
 /* Byte offsets must fit int64_t with room to spare. */
@@ -53,7 +55,7 @@ static mla_status resolve_strides(int64_t *stride, const int64_t *dims, int num_
             return mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s_stride[%d] = %lld: must be at least %lld",
                             name, i, (long long)stride[i], (long long)(distinct ? last_dim : 0));
         }
-        if (dims[i] > 1 && stride[i] > MAX_EXTENT / dims[i]) {
+        if (stride[i] > MAX_EXTENT / dims[i]) {
             return mla_fail(MLA_ERR_INVALID_ARGUMENT,
                             "%s_stride[%d] = %lld: %lld of them exceed the address space", name, i,
                             (long long)stride[i], (long long)dims[i]);
@@ -70,7 +72,7 @@ static mla_status resolve_pool_strides(mla_kv_format kv_format, int64_t *stride,
     if (kv_format == MLA_KV_NATIVE) {
         const int64_t dims[3] = {num_pages > 0 ? num_pages : 1, page_size, h_kv};
         mla_status status = resolve_strides(stride, dims, 3, d_qk, false, name);
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < 3 && status == MLA_OK; i++) {
             stride[i] *= 2;
         }
         return status;
@@ -115,6 +117,20 @@ static mla_status resolve_pool(const mla_shape *shape, mla_pool *pool, int64_t p
                                 p->d_qk, page_bytes, name);
 }
 
+static mla_status check_zero(int64_t value, const char *name, const char *where)
+{
+    return value == 0 ? MLA_OK
+                      : mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s = %lld: must be 0 in %s", name,
+                                 (long long)value, where);
+}
+
+/* An array of int32 or float32 that must be there. */
+static mla_status check_array(const void *pointer, const char *name)
+{
+    mla_status status = check_pointer(pointer, name);
+    return status != MLA_OK ? status : check_aligned(pointer, 4, name);
+}
+
 static mla_status resolve_dense(const mla_shape *shape, mla_tensors *t)
 {
     mla_status status;
@@ -122,7 +138,7 @@ static mla_status resolve_dense(const mla_shape *shape, mla_tensors *t)
         return mla_fail(MLA_ERR_INVALID_ARGUMENT, "tensors.max_pages = %lld: must be 0 to %d",
                         (long long)t->max_pages, INT32_MAX);
     }
-    if ((status = check_pointer(t->seqlens, "tensors.seqlens")) != MLA_OK ||
+    if ((status = check_array(t->seqlens, "tensors.seqlens")) != MLA_OK ||
         (status = check_absent(t->indices, "tensors.indices", "dense decode")) != MLA_OK ||
         (status = check_absent(t->topk_length, "tensors.topk_length", "dense decode")) != MLA_OK) {
         return status;
@@ -130,7 +146,7 @@ static mla_status resolve_dense(const mla_shape *shape, mla_tensors *t)
     if (t->max_pages == 0) {
         return MLA_OK;
     }
-    if ((status = check_pointer(t->block_table, "tensors.block_table")) != MLA_OK) {
+    if ((status = check_array(t->block_table, "tensors.block_table")) != MLA_OK) {
         return status;
     }
     int64_t dims[1] = {shape->problem.batch};
@@ -142,18 +158,21 @@ static mla_status resolve_sparse(const mla_shape *shape, mla_tensors *t)
 {
     const mla_problem *p = &shape->problem;
     const int64_t dims[3] = {p->batch, p->s_q, p->h_kv};
+    const char *where = "sparse operations";
     mla_status status;
-    if ((status = check_pointer(t->indices, "tensors.indices")) != MLA_OK ||
-        (status = check_absent(t->seqlens, "tensors.seqlens", "sparse operations")) != MLA_OK ||
-        (status = check_absent(t->block_table, "tensors.block_table", "sparse operations")) !=
-            MLA_OK) {
+    if ((status = check_array(t->indices, "tensors.indices")) != MLA_OK ||
+        (status = check_aligned(t->topk_length, 4, "tensors.topk_length")) != MLA_OK ||
+        (status = check_absent(t->seqlens, "tensors.seqlens", where)) != MLA_OK ||
+        (status = check_absent(t->block_table, "tensors.block_table", where)) != MLA_OK ||
+        (status = check_zero(t->max_pages, "tensors.max_pages", where)) != MLA_OK) {
         return status;
     }
     status = resolve_strides(t->indices_stride, dims, 3, p->topk, false, "tensors.indices");
     if (status != MLA_OK || p->extra_topk == 0) {
         return status;
     }
-    if ((status = check_pointer(t->extra_indices, "tensors.extra_indices")) != MLA_OK ||
+    if ((status = check_array(t->extra_indices, "tensors.extra_indices")) != MLA_OK ||
+        (status = check_aligned(t->extra_topk_length, 4, "tensors.extra_topk_length")) != MLA_OK ||
         (status = resolve_pool(shape, &t->extra_kv, p->extra_page_size, shape->extra_page_bytes,
                                "tensors.extra_kv")) != MLA_OK) {
         return status;
@@ -167,6 +186,8 @@ static mla_status check_no_extra(const mla_tensors *t)
     const char *where = "a problem without extra_topk";
     mla_status status;
     if ((status = check_absent(t->extra_kv.data, "tensors.extra_kv.data", where)) != MLA_OK ||
+        (status = check_zero(t->extra_kv.num_pages, "tensors.extra_kv.num_pages", where)) !=
+            MLA_OK ||
         (status = check_absent(t->extra_indices, "tensors.extra_indices", where)) != MLA_OK) {
         return status;
     }
@@ -188,6 +209,8 @@ mla_status mla_tensors_resolve(const mla_shape *shape, const mla_tensors *tensor
         (status = check_pointer(t->out, "tensors.out")) != MLA_OK ||
         (status = check_aligned(t->out, 2, "tensors.out")) != MLA_OK ||
         (status = check_aligned(t->lse, 4, "tensors.lse")) != MLA_OK ||
+        (status = check_aligned(t->max_logits, 4, "tensors.max_logits")) != MLA_OK ||
+        (status = check_aligned(t->attn_sink, 4, "tensors.attn_sink")) != MLA_OK ||
         (status = resolve_strides(t->q_stride, dims, 3, p->d_qk, false, "tensors.q")) != MLA_OK ||
         (status = resolve_strides(t->out_stride, dims, 3, p->d_v, true, "tensors.out")) != MLA_OK ||
         (status = resolve_strides(t->lse_stride, dims, 3, 1, true, "tensors.lse")) != MLA_OK ||
@@ -237,11 +260,23 @@ mla_status mla_merge_args_resolve(const mla_merge_args *args, mla_merge_args *re
         (status = check_pointer(a->out, "args.out")) != MLA_OK) {
         return status;
     }
+    size_t part_bytes = a->part_dtype == MLA_DTYPE_F32 ? 4 : 2;
     for (int64_t i = 0; i < a->num_parts; i++) {
-        if (a->part_outs[i] == NULL || a->part_lses[i] == NULL) {
-            return mla_fail(MLA_ERR_INVALID_ARGUMENT, "args.%s[%lld] = NULL",
-                            a->part_outs[i] == NULL ? "part_outs" : "part_lses", (long long)i);
+        char name[48];
+        (void)snprintf(name, sizeof name, "args.part_outs[%lld]", (long long)i);
+        if ((status = check_pointer(a->part_outs[i], name)) != MLA_OK ||
+            (status = check_aligned(a->part_outs[i], part_bytes, name)) != MLA_OK) {
+            return status;
         }
+        (void)snprintf(name, sizeof name, "args.part_lses[%lld]", (long long)i);
+        if ((status = check_array(a->part_lses[i], name)) != MLA_OK) {
+            return status;
+        }
+    }
+    if ((status = check_aligned(a->out, a->out_dtype == MLA_DTYPE_F32 ? 4 : 2, "args.out")) !=
+            MLA_OK ||
+        (status = check_aligned(a->lse, 4, "args.lse")) != MLA_OK) {
+        return status;
     }
     const int64_t dims[3] = {a->batch, a->s_q, a->h_q};
     if ((status = resolve_strides(a->part_out_stride, dims, 3, a->d_v, false, "args.part_out")) !=
@@ -282,7 +317,10 @@ mla_status mla_pack_args_resolve(const mla_pack_args *args, mla_pack_args *resol
                               (status = check_aligned(a->rows, 2, "args.rows")) != MLA_OK)) {
         return status;
     }
-    if (a->num_pages > 0 && (status = check_pointer(a->cache, "args.cache")) != MLA_OK) {
+    size_t cache_alignment = a->kv_format == MLA_KV_NATIVE ? 2 : 1;
+    if ((a->num_pages > 0 && (status = check_pointer(a->cache, "args.cache")) != MLA_OK) ||
+        (status = check_aligned(a->cache, cache_alignment, "args.cache")) != MLA_OK ||
+        (status = check_aligned(a->slots, sizeof *a->slots, "args.slots")) != MLA_OK) {
         return status;
     }
     const int64_t dims[2] = {a->num_tokens > 0 ? a->num_tokens : 1, a->h_kv};

@@ -8,11 +8,7 @@ typedef __m256 vec;
 
 #define ROW_TILE 6
 
-enum {
-    VEC_LANES = 8,
-    KEY_TILE = 6,
-    KEY_TILE_NARROW = 12,
-};
+enum { VEC_LANES = 8, KEY_TILE = 6, KEY_TILE_NARROW = 12, DOT_TILE = 8 };
 
 static inline vec vec_load(const float *p)
 {
@@ -69,6 +65,13 @@ static inline vec vec_round(vec a)
     return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
+static inline void vec_sum4(const vec *a, float factor, float *sums)
+{
+    vec halves = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
+    __m128 sum = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+    _mm_storeu_ps(sums, _mm_mul_ps(sum, _mm_set1_ps(factor)));
+}
+
 static inline vec vec_from_bf16(const uint8_t *data)
 {
     __m128i bits = _mm_loadu_si128((const __m128i *)data);
@@ -97,4 +100,5 @@ const mla_cpu_kernel mla_avx2_kernel = {.isa = MLA_ISA_AVX2,
                                         .available = mla_cpu_has_avx2,
                                         .serves = serves_f32,
                                         .scratch_bytes = sizeof(f32_scratch),
-                                        .attend = attend_f32};
+                                        .attend = attend_f32,
+                                        .narrow = narrow_row};

@@ -8,11 +8,7 @@ typedef __m512 vec;
 
 #define ROW_TILE 8
 
-enum {
-    VEC_LANES = 16,
-    KEY_TILE = 8,
-    KEY_TILE_NARROW = 16,
-};
+enum { VEC_LANES = 16, KEY_TILE = 8, KEY_TILE_NARROW = 16, DOT_TILE = 16 };
 
 static inline vec vec_load(const float *p)
 {
@@ -67,6 +63,21 @@ static inline vec vec_round(vec a)
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
+/* Lanes of 128 bits first, down to one for each vector, then inside of them. */
+static inline void vec_sum4(const vec *a, float factor, float *sums)
+{
+    vec ab = _mm512_add_ps(_mm512_shuffle_f32x4(a[0], a[1], 0x44),
+                           _mm512_shuffle_f32x4(a[0], a[1], 0xee));
+    vec cd = _mm512_add_ps(_mm512_shuffle_f32x4(a[2], a[3], 0x44),
+                           _mm512_shuffle_f32x4(a[2], a[3], 0xee));
+    vec abcd = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88),
+                             _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    abcd = _mm512_add_ps(abcd, _mm512_permute_ps(abcd, 0xb1));
+    abcd = _mm512_add_ps(abcd, _mm512_permute_ps(abcd, 0x4e));
+    __m128 sum = _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, abcd));
+    _mm_storeu_ps(sums, _mm_mul_ps(sum, _mm_set1_ps(factor)));
+}
+
 static inline vec vec_from_bf16(const uint8_t *data)
 {
     __m256i bits = _mm256_loadu_si256((const __m256i *)data);
@@ -95,4 +106,5 @@ const mla_cpu_kernel mla_avx512_kernel = {.isa = MLA_ISA_AVX512,
                                           .available = mla_cpu_has_avx512,
                                           .serves = serves_f32,
                                           .scratch_bytes = sizeof(f32_scratch),
-                                          .attend = attend_f32};
+                                          .attend = attend_f32,
+                                          .narrow = narrow_row};

@@ -1,5 +1,6 @@
 #include "cpu_features.h"
 
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -42,9 +43,9 @@ static uint64_t saved_states(void)
 
 /* State components of XCR0, as the processor manuals number them. */
 enum {
-    STATE_AVX = 1 << 1 | 1 << 2,                       /* SSE and upper halves of ymm */
+    STATE_AVX = 1 << 1 | 1 << 2,                         /* SSE and upper halves of ymm */
     STATE_AVX512 = STATE_AVX | 1 << 5 | 1 << 6 | 1 << 7, /* mask registers, zmm */
-    STATE_AMX = 1 << 17 | 1 << 18                      /* tile configuration, tile data */
+    STATE_AMX = 1 << 17 | 1 << 18                        /* tile configuration, tile data */
 };
 
 static bool saves(uint64_t states)
@@ -87,18 +88,26 @@ bool mla_cpu_has_amx_bf16(void)
 {
     uint32_t edx = cpuid(7, 0).edx;
     bool amx_bf16 = has_bit(edx, 22), amx_tile = has_bit(edx, 24);
-    return mla_cpu_has_avx512_bf16() && amx_bf16 && amx_tile && saves(STATE_AMX) &&
-           request_tiles();
+    return mla_cpu_has_avx512_bf16() && amx_bf16 && amx_tile && saves(STATE_AMX) && request_tiles();
 }
 
+/* Asked in every run, and CPUID leaves a virtual machine for tens of microseconds: the first
+ * answer is kept. Threads that ask at the same time store the same. */
 bool mla_cpu_is_amd(void)
 {
-    cpuid_regs r = cpuid(0, 0);
-    char vendor[12];
-    memcpy(vendor, &r.ebx, 4);
-    memcpy(vendor + 4, &r.edx, 4);
-    memcpy(vendor + 8, &r.ecx, 4);
-    return memcmp(vendor, "AuthenticAMD", sizeof vendor) == 0;
+    enum { UNKNOWN, OTHER, AMD };
+    static atomic_int kept = UNKNOWN;
+    int answer = atomic_load_explicit(&kept, memory_order_relaxed);
+    if (answer == UNKNOWN) {
+        cpuid_regs r = cpuid(0, 0);
+        char vendor[12];
+        memcpy(vendor, &r.ebx, 4);
+        memcpy(vendor + 4, &r.edx, 4);
+        memcpy(vendor + 8, &r.ecx, 4);
+        answer = memcmp(vendor, "AuthenticAMD", sizeof vendor) == 0 ? AMD : OTHER;
+        atomic_store_explicit(&kept, answer, memory_order_relaxed);
+    }
+    return answer == AMD;
 }
 
 void mla_cpu_name(char *name, size_t size)

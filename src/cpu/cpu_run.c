@@ -17,8 +17,9 @@
 #include <string.h>
 
 enum {
-    /* Units that a thread can expect: enough that one slow thread does not hold up all. */
-    UNITS_PER_THREAD = 2,
+    /* Units a thread at most: enough that one slow thread does not hold up all, few enough that a
+     * thread's partial results of 128 rows stay at 2 MiB. */
+    UNITS_PER_THREAD = 4,
     /* The same where requests stay whole. More of them cost nothing, and lengths vary. */
     WHOLE_UNITS_PER_THREAD = 16,
     ALIGNMENT = 64
@@ -26,11 +27,13 @@ enum {
 
 /*
  * In fifths of what a block of 64 keys takes. Packing a tile's queries and writing its results
- * takes about a third of that, whatever the number of rows. (Xeon, family 6 model 207, AVX-512, 16
- * to 128 rows, November 2026.)
+ * takes 0.3 (AVX2) to 0.6 (AVX-512, 16 rows) of that. (Xeon, family 6 model 207, 16 to 128 rows,
+ * November 2026: a call on one thread takes 48 us and 111 us a block at 128 rows, 11 us and 17 us a
+ * block at 16.) Short requests are spread over all threads down to a block each: one block more is
+ * always dearer than starting a part.
  */
 static const mla_cost_model cost_model = {
-    .request_cost = 2, .block_cost = 5, .min_piece_blocks = 1, .min_part_blocks = 2};
+    .request_cost = 2, .block_cost = 5, .min_piece_blocks = 1, .min_part_blocks = 1};
 
 /* What a thread needs; its kernel's scratch follows. */
 typedef struct thread_state {
@@ -64,7 +67,7 @@ typedef struct cpu_run {
 typedef struct request_piece {
     int64_t req;
     int64_t begin_block;
-    int64_t end_block; /* INT64_MAX: to the end of the request */
+    int64_t end_block;   /* INT64_MAX: to the end of the request */
     int64_t partial_idx; /* -1: the request is not split */
 } request_piece;
 
@@ -87,27 +90,46 @@ static int64_t units_per_part(const mla_shape *shape)
     return ceil_div(shape->rows, MLA_CPU_TILE_ROWS) * shape->problem.h_kv;
 }
 
+/*
+ * Into how many parts few requests are cut, each of `units` units. Every part costs a start and a
+ * merge, so more parts must pay: by at least a twentieth of the time that the busiest thread takes.
+ */
+static int64_t even_parts(int64_t threads, int64_t units)
+{
+    int64_t best = 1;
+    double best_time = (double)ceil_div(units, threads);
+    for (int64_t parts = 2; parts * units <= threads * UNITS_PER_THREAD; parts++) {
+        double time = (double)ceil_div(parts * units, threads) / (double)parts;
+        if (time < 0.95 * best_time) {
+            best = parts;
+            best_time = time;
+        }
+    }
+    return best;
+}
+
 mla_cut_rule mla_cpu_cut_rule(const mla_ctx *ctx, const mla_shape *shape)
 {
     mla_cut_rule rule = {.num_reqs = shape->num_reqs,
                          .whole_requests = shape->problem.batch_invariant,
                          .cost = cost_model};
-    int64_t units = units_per_part(shape);
-    int64_t parts = ctx->info.num_threads * (int64_t)UNITS_PER_THREAD / units;
-    if (ctx->info.num_threads == 1 || parts <= 1) {
-        /* The row tiles alone keep the threads busy. */
-        rule.whole_requests = true;
-    }
-    if (rule.whole_requests) {
-        parts = ctx->info.num_threads * (int64_t)WHOLE_UNITS_PER_THREAD / units;
-        parts = parts < shape->num_reqs ? parts : shape->num_reqs;
-    }
-    rule.max_parts = parts < 1 ? 1 : (int32_t)parts;
     if (shape->problem.num_parts > 0) {
         rule.max_parts = shape->problem.num_parts;
         rule.exact_parts = true;
-        rule.whole_requests = shape->problem.batch_invariant;
+        return rule;
     }
+    int64_t threads = ctx->info.num_threads, units = units_per_part(shape);
+    /* Of many requests, few lie on a cut: more parts cost little. */
+    bool many = shape->num_reqs >= threads * 2 * UNITS_PER_THREAD;
+    int64_t parts = many ? threads * UNITS_PER_THREAD / units : even_parts(threads, units);
+    if (threads == 1 || parts <= 1) {
+        rule.whole_requests = true; /* the row tiles alone keep the threads busy */
+    }
+    if (rule.whole_requests) {
+        parts = threads * WHOLE_UNITS_PER_THREAD / units;
+        parts = parts < shape->num_reqs ? parts : shape->num_reqs;
+    }
+    rule.max_parts = parts < 1 ? 1 : (int32_t)parts;
     return rule;
 }
 
@@ -220,42 +242,6 @@ static float sink_factor(const cpu_run *run, int64_t head, float lse)
     return (float)(1.0 / (1.0 + exp((double)run->tensors->attn_sink[head] - lse)));
 }
 
-/* As mla_f32_to_f16(), without branches, so that the compiler makes vectors of the loop. */
-static inline uint16_t f16_from_f32(float value)
-{
-    uint32_t bits = mla_f32_bits(value);
-    uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
-    /* Adding 0.5 leaves a multiple of 2^-24, the step of subnormal fp16, in the low bits. */
-    uint32_t subnormal = mla_f32_bits(mla_f32_from_bits(magnitude) + 0.5f) - 0x3f000000u;
-    uint32_t normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
-    uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
-    half = magnitude >= 0x477ff000u ? 0x7c00u : half;
-    half = magnitude > 0x7f800000u ? 0x7e00u : half;
-    return (uint16_t)(sign | half);
-}
-
-/* As mla_f32_to_bf16(), without branches. */
-static inline uint16_t bf16_from_f32(float value)
-{
-    uint32_t bits = mla_f32_bits(value);
-    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded);
-}
-
-static void narrow_row(mla_dtype dtype, const float *restrict values, float factor,
-                       uint16_t *restrict out)
-{
-    if (dtype == MLA_DTYPE_BF16) {
-        for (int i = 0; i < MLA_D_V; i++) {
-            out[i] = bf16_from_f32(values[i] * factor);
-        }
-    } else {
-        for (int i = 0; i < MLA_D_V; i++) {
-            out[i] = f16_from_f32(values[i] * factor);
-        }
-    }
-}
-
 /* Writes a row's final results to the caller's tensors. */
 static void store_row(const cpu_run *run, int64_t req, int64_t kv_head, int64_t row,
                       const float *out, float lse, float row_max)
@@ -263,13 +249,14 @@ static void store_row(const cpu_run *run, int64_t req, int64_t kv_head, int64_t 
     const mla_problem *p = &run->shape->problem;
     const mla_tensors *t = run->tensors;
     mla_row_pos pos = mla_shape_row(run->shape, req, kv_head, row);
-    narrow_row(p->dtype, out, sink_factor(run, pos.head_idx, lse),
-               (uint16_t *)t->out + pos.batch_idx * t->out_stride[0] +
-                   pos.token_idx * t->out_stride[1] + pos.head_idx * t->out_stride[2]);
+    run->kernel->narrow(p->dtype, out, sink_factor(run, pos.head_idx, lse),
+                        (uint16_t *)t->out + pos.batch_idx * t->out_stride[0] +
+                            pos.token_idx * t->out_stride[1] + pos.head_idx * t->out_stride[2]);
     if (t->lse != NULL) {
         t->lse[pos.batch_idx * t->lse_stride[0] + pos.token_idx * t->lse_stride[1] +
-               pos.head_idx * t->lse_stride[2]] =
-            lse == -INFINITY && p->lse_empty_pos_inf ? INFINITY : lse;
+               pos.head_idx * t->lse_stride[2]] = lse == -INFINITY && p->lse_empty_pos_inf
+                                                      ? INFINITY
+                                                      : lse;
     }
     if (t->max_logits != NULL) {
         t->max_logits[pos.token_idx * p->h_q + pos.head_idx] = row_max;
@@ -297,18 +284,17 @@ static void attend_piece(const cpu_run *run, const request_piece *piece, const r
     mla_key_rows keys = request_keys(run, piece->req, rows->kv_head);
     int64_t num_keys = keys.num_keys[0] + keys.num_keys[1];
     int64_t last_block = ceil_div(num_keys, MLA_BLOCK_TOKENS);
-    mla_cpu_job job = {.keys = &keys,
-                       .key_end = piece->end_block < last_block
-                                      ? piece->end_block * MLA_BLOCK_TOKENS
-                                      : num_keys,
-                       .rows = rows->count,
-                       .q_rows = thread->q_rows,
-                       .scale = run->shape->scale,
-                       .scratch = thread + 1,
-                       .out = thread->out[0],
-                       .out_stride = MLA_D_V,
-                       .lse = thread->lse,
-                       .row_max = thread->row_max};
+    mla_cpu_job job = {
+        .keys = &keys,
+        .key_end = piece->end_block < last_block ? piece->end_block * MLA_BLOCK_TOKENS : num_keys,
+        .rows = rows->count,
+        .q_rows = thread->q_rows,
+        .scale = run->shape->scale,
+        .scratch = thread + 1,
+        .out = thread->out[0],
+        .out_stride = MLA_D_V,
+        .lse = thread->lse,
+        .row_max = thread->row_max};
     if (piece->partial_idx >= 0) {
         int64_t first = (piece->partial_idx * run->shape->problem.h_kv + rows->kv_head) *
                             run->shape->rows +
@@ -354,9 +340,8 @@ static void run_unit(const cpu_run *run, int64_t part_idx, const row_tile *rows,
         if (ends_inside && part->end_block <= 0) {
             break;
         }
-        request_piece piece = {.req = req,
-                               .end_block = ends_inside ? part->end_block : INT64_MAX,
-                               .partial_idx = -1};
+        request_piece piece = {
+            .req = req, .end_block = ends_inside ? part->end_block : INT64_MAX, .partial_idx = -1};
         if (req == part->begin_req && part->begin_block > 0) {
             piece.begin_block = part->begin_block;
         }
@@ -459,8 +444,8 @@ mla_status mla_cpu_run(const mla_ctx *ctx, const mla_shape *shape, const mla_ten
     int64_t num_units = run.num_parts * part_units;
 #pragma omp parallel num_threads(ctx->info.num_threads)
     {
-        thread_state *thread =
-            (thread_state *)(run.threads + (size_t)omp_get_thread_num() * run.thread_bytes);
+        thread_state *thread = (thread_state *)(run.threads +
+                                                (size_t)omp_get_thread_num() * run.thread_bytes);
 #pragma omp for schedule(dynamic)
         for (int64_t unit = 0; unit < num_units; unit++) {
             row_tile rows = unit_rows(&run, unit);

@@ -13,21 +13,13 @@
 
 #if defined(__x86_64__)
 
-static const mla_cpu_kernel *const intel_order[] = {
-#if MLA_CPU_BF16_KERNELS
-    &mla_amx_bf16_kernel,
-#endif
-    &mla_avx512_kernel,
-#if MLA_CPU_BF16_KERNELS
-    &mla_avx512_bf16_kernel,
-#endif
-    &mla_avx2_kernel, &mla_portable_kernel};
+static const mla_cpu_kernel *const intel_order[] = {&mla_amx_bf16_kernel, &mla_avx512_kernel,
+                                                    &mla_avx512_bf16_kernel, &mla_avx2_kernel,
+                                                    &mla_portable_kernel};
 
-static const mla_cpu_kernel *const amd_order[] = {
-#if MLA_CPU_BF16_KERNELS
-    &mla_amx_bf16_kernel, &mla_avx512_bf16_kernel,
-#endif
-    &mla_avx512_kernel, &mla_avx2_kernel, &mla_portable_kernel};
+static const mla_cpu_kernel *const amd_order[] = {&mla_amx_bf16_kernel, &mla_avx512_bf16_kernel,
+                                                  &mla_avx512_kernel, &mla_avx2_kernel,
+                                                  &mla_portable_kernel};
 
 _Static_assert(sizeof intel_order == sizeof amd_order, "the same kernels in another order");
 

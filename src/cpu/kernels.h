@@ -42,6 +42,8 @@ typedef struct mla_cpu_kernel {
     bool (*serves)(mla_kv_format kv_format, mla_dtype dtype);
     size_t scratch_bytes;
     void (*attend)(const mla_cpu_job *job);
+    /* Rounds values[MLA_D_V] * factor to bf16 or fp16, to nearest even; NaN stays NaN. */
+    void (*narrow)(mla_dtype dtype, const float *values, float factor, uint16_t *out);
 } mla_cpu_kernel;
 
 /* Kernels in order of preference on this processor, best first; *count entries. MLA_ISA_REFERENCE

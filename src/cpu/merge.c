@@ -54,7 +54,7 @@ static int64_t elem_offset(const int64_t *stride, int64_t batch, int64_t token, 
 
 static void merge_row(const mla_merge_args *a, int64_t batch, int64_t token, int64_t head)
 {
-    float lses[MAX_PARTS], weights[MAX_PARTS], row[D_V] = {0};
+    float lses[MAX_PARTS] = {0}, weights[MAX_PARTS] = {0}, row[D_V] = {0};
     int64_t lse_at = elem_offset(a->part_lse_stride, batch, token, head);
     int64_t out_at = elem_offset(a->part_out_stride, batch, token, head);
     for (int64_t i = 0; i < a->num_parts; i++) {

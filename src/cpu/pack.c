@@ -37,8 +37,7 @@ void mla_cpu_pack(const mla_pack_args *args, int32_t num_threads)
     for (int64_t i = 0; i < args->num_tokens * args->h_kv; i++) {
         packed_row row;
         if (find_row(args, i, &row)) {
-            mla_row_encode(args->kv_format, args->dtype, args->d_qk, row.values, row.data,
-                           row.scales);
+            mla_row_encode(args->kv_format, args->d_qk, row.values, row.data, row.scales);
         }
     }
 }

@@ -3,15 +3,11 @@
 #include "kernels.h"
 
 typedef float vec __attribute__((vector_size(16)));
-typedef int32_t vec_bits __attribute__((vector_size(16)));
+typedef uint32_t vec_bits __attribute__((vector_size(16)));
 
 #define ROW_TILE 6
 
-enum {
-    VEC_LANES = 4,
-    KEY_TILE = 6,
-    KEY_TILE_NARROW = 12,
-};
+enum { VEC_LANES = 4, KEY_TILE = 6, KEY_TILE_NARROW = 12, DOT_TILE = 8 };
 
 static inline vec vec_load(const float *p)
 {
@@ -77,6 +73,13 @@ static inline vec vec_scale_exp2(vec power, vec exponent, vec x)
                       vec_select((vec_bits)(x != x), x, scaled));
 }
 
+static inline void vec_sum4(const vec *a, float factor, float *sums)
+{
+    for (int i = 0; i < 4; i++) {
+        sums[i] = ((a[i][0] + a[i][1]) + (a[i][2] + a[i][3])) * factor;
+    }
+}
+
 static inline vec vec_from_bf16(const uint8_t *data)
 {
     uint16_t bits[VEC_LANES];
@@ -110,4 +113,5 @@ const mla_cpu_kernel mla_portable_kernel = {.isa = MLA_ISA_PORTABLE,
                                             .available = always_available,
                                             .serves = serves_f32,
                                             .scratch_bytes = sizeof(f32_scratch),
-                                            .attend = attend_f32};
+                                            .attend = attend_f32,
+                                            .narrow = narrow_row};

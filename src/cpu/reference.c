@@ -85,45 +85,44 @@ static void attend_key(const mla_shape *shape, const float *key, attention_row *
         row->sum *= shrink;
         row->max = logit;
     }
-    double weight = exp(logit - row->max);
+    /* Nothing may be subtracted from a maximum of -INFINITY; such a key weighs nothing. */
+    double weight = logit == -INFINITY ? 0.0 : exp(logit - row->max);
     for (int i = 0; i < D_V; i++) {
         row->acc[i] += weight * key[i];
     }
     row->sum += weight;
 }
 
-/* Returns how many keys the row saw. */
-static int64_t attend_list(const mla_shape *shape, const key_list *list, int64_t kv_head,
-                           attention_row *row)
+static void attend_list(const mla_shape *shape, const key_list *list, int64_t kv_head,
+                        attention_row *row)
 {
-    int64_t seen = 0;
     for (int64_t key = 0; key < list->num_keys; key++) {
         int64_t slot = key_slot(list, key);
         if (slot >= 0) {
             float values[D_QK_MAX];
             load_key(shape, list, slot, kv_head, values);
             attend_key(shape, values, row);
-            seen++;
         }
     }
-    return seen;
 }
 
+/* A row without weights, be it without keys or with logits of -INFINITY only, is an empty row. */
 static void store_row(const mla_shape *shape, const mla_tensors *t, mla_row_pos pos,
-                      const attention_row *row, int64_t seen)
+                      const attention_row *row)
 {
     const mla_problem *p = &shape->problem;
     uint16_t *out = (uint16_t *)t->out + pos.batch_idx * t->out_stride[0] +
                     pos.token_idx * t->out_stride[1] + pos.head_idx * t->out_stride[2];
+    bool empty = row->sum == 0.0;
     double lse = row->max + log(row->sum);
     double factor = 1.0 / row->sum;
     if (t->attn_sink != NULL) {
         factor *= 1.0 / (1.0 + exp(t->attn_sink[pos.head_idx] - lse));
     }
     for (int i = 0; i < D_V; i++) {
-        out[i] = mla_elem_from_f32(p->dtype, seen > 0 ? (float)(row->acc[i] * factor) : 0.0f);
+        out[i] = mla_elem_from_f32(p->dtype, empty ? 0.0f : (float)(row->acc[i] * factor));
     }
-    if (seen == 0) {
+    if (empty) {
         lse = p->lse_empty_pos_inf ? INFINITY : -INFINITY;
     }
     if (t->lse != NULL) {
@@ -152,8 +151,8 @@ static const int32_t *sparse_row(const int32_t *indices, const int64_t *stride, 
     return indices + pos.batch_idx * stride[0] + pos.token_idx * stride[1] + kv_head * stride[2];
 }
 
-static int64_t attend_sparse(const mla_shape *shape, const mla_tensors *t, mla_row_pos pos,
-                             attention_row *row)
+static void attend_sparse(const mla_shape *shape, const mla_tensors *t, mla_row_pos pos,
+                          attention_row *row)
 {
     const mla_problem *p = &shape->problem;
     int64_t kv_head = pos.head_idx / shape->group;
@@ -161,20 +160,19 @@ static int64_t attend_sparse(const mla_shape *shape, const mla_tensors *t, mla_r
                      .page_size = p->page_size,
                      .num_keys = sparse_length(t->topk_length, shape, pos, p->topk),
                      .indices = sparse_row(t->indices, t->indices_stride, pos, kv_head)};
-    int64_t seen = attend_list(shape, &list, kv_head, row);
+    attend_list(shape, &list, kv_head, row);
     if (p->extra_topk > 0) {
         key_list extra = {
             .pool = &t->extra_kv,
             .page_size = p->extra_page_size,
             .num_keys = sparse_length(t->extra_topk_length, shape, pos, p->extra_topk),
             .indices = sparse_row(t->extra_indices, t->extra_indices_stride, pos, kv_head)};
-        seen += attend_list(shape, &extra, kv_head, row);
+        attend_list(shape, &extra, kv_head, row);
     }
-    return seen;
 }
 
-static int64_t attend_dense(const mla_shape *shape, const mla_tensors *t, mla_row_pos pos,
-                            attention_row *row)
+static void attend_dense(const mla_shape *shape, const mla_tensors *t, mla_row_pos pos,
+                         attention_row *row)
 {
     const mla_problem *p = &shape->problem;
     int64_t num_keys = t->seqlens[pos.batch_idx];
@@ -186,7 +184,7 @@ static int64_t attend_dense(const mla_shape *shape, const mla_tensors *t, mla_ro
         .page_size = p->page_size,
         .num_keys = num_keys,
         .pages = t->max_pages > 0 ? t->block_table + pos.batch_idx * t->block_table_stride : NULL};
-    return attend_list(shape, &list, pos.head_idx / shape->group, row);
+    attend_list(shape, &list, pos.head_idx / shape->group, row);
 }
 
 void mla_reference_run(const mla_shape *shape, const mla_tensors *tensors, int32_t num_threads)
@@ -200,8 +198,11 @@ void mla_reference_run(const mla_shape *shape, const mla_tensors *tensors, int32
                            .head_idx = i % p->h_q};
         attention_row row;
         load_query(shape, tensors, pos, &row);
-        int64_t seen = shape->sparse ? attend_sparse(shape, tensors, pos, &row)
-                                     : attend_dense(shape, tensors, pos, &row);
-        store_row(shape, tensors, pos, &row, seen);
+        if (shape->sparse) {
+            attend_sparse(shape, tensors, pos, &row);
+        } else {
+            attend_dense(shape, tensors, pos, &row);
+        }
+        store_row(shape, tensors, pos, &row);
     }
 }

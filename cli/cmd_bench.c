@@ -1,0 +1,332 @@
+/* `mla bench`: speed by presets or for a given shape, against the limits of the machine. */
+#include "bench.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    KEY_SK = 256,
+    KEY_HQ,
+    KEY_HKV,
+    KEY_SQ,
+    KEY_DQK,
+    KEY_PAGE,
+    KEY_DTYPE,
+    KEY_FORMAT,
+    KEY_TOPK,
+    KEY_POOL,
+    KEY_OP,
+    KEY_CAUSAL,
+    KEY_PARTS,
+    KEY_INVARIANT,
+    KEY_CSV,
+    KEY_JSON,
+    KEY_PLOT,
+    KEY_REPS,
+    KEY_SECONDS,
+    KEY_NO_BLAS,
+    KEY_WARM,
+    KEY_NO_CHECK,
+    KEY_SEED,
+    KEY_PRESET,
+    MAX_LISTED = 256,
+    MAX_PRESETS = 4
+};
+
+typedef struct bench_args {
+    bench_settings settings;
+    const char *presets[MAX_PRESETS];
+    int32_t num_presets;
+    bool given; /* a shape was given by options */
+    batch_spec spec;
+    int64_t lengths[MAX_LISTED];
+    const char *csv, *json, *plot;
+} bench_args;
+
+static mla_op parse_op(struct argp_state *state, const char *text)
+{
+    static const char *const names[] = {"dense", "sparse", "prefill"};
+    for (int op = 0; op < 3; op++) {
+        if (strcmp(text, names[op]) == 0) {
+            return (mla_op)(op + MLA_OP_DENSE_DECODE);
+        }
+    }
+    argp_error(state, "--op: '%s' is none of dense, sparse, prefill", text);
+    return MLA_OP_DENSE_DECODE;
+}
+
+/* Options that describe a shape; false for other keys. */
+static bool parse_shape(int key, char *arg, struct argp_state *state, bench_args *args)
+{
+    batch_spec *spec = &args->spec;
+    const int64_t most = INT32_MAX;
+    switch (key) {
+    case 'b':
+        spec->batch = tool_parse_int(state, "--b", arg, 1, most);
+        break;
+    case KEY_SK:
+        spec->num_lengths = tool_parse_list(state, "--sk", arg, 0, most, args->lengths, MAX_LISTED);
+        break;
+    case KEY_HQ:
+        spec->h_q = tool_parse_int(state, "--hq", arg, 1, 65536);
+        break;
+    case KEY_HKV:
+        spec->h_kv = tool_parse_int(state, "--hkv", arg, 1, 65536);
+        break;
+    case KEY_SQ:
+        spec->s_q = tool_parse_int(state, "--sq", arg, 1, most);
+        break;
+    case KEY_DQK:
+        spec->d_qk = tool_parse_int(state, "--dqk", arg, 512, 576);
+        break;
+    case KEY_PAGE:
+        spec->page_size = tool_parse_int(state, "--page", arg, 1, 1 << 20);
+        break;
+    case KEY_DTYPE:
+        spec->dtype = tool_parse_dtype(state, arg);
+        break;
+    case KEY_FORMAT:
+        spec->kv_format = tool_parse_format(state, arg);
+        break;
+    case KEY_TOPK:
+        spec->topk = tool_parse_int(state, "--topk", arg, 1, most);
+        break;
+    case KEY_POOL:
+        spec->pool_slots = tool_parse_int(state, "--pool", arg, 1, most);
+        break;
+    case KEY_OP:
+        spec->op = parse_op(state, arg);
+        break;
+    case KEY_CAUSAL:
+        spec->causal = true;
+        break;
+    case KEY_PARTS:
+        spec->num_parts = tool_parse_int(state, "--parts", arg, 1, 65536);
+        break;
+    case KEY_INVARIANT:
+        spec->batch_invariant = true;
+        break;
+    default:
+        return false;
+    }
+    args->given = true;
+    return true;
+}
+
+static void add_preset(struct argp_state *state, bench_args *args, const char *name)
+{
+    bench_point unused[BENCH_MAX_POINTS];
+    if (bench_preset(name, MLA_BACKEND_CPU, unused) == 0) {
+        argp_error(state,
+                   "'%s' is no preset; choose from decode, small, sparse, prefill, or give a shape "
+                   "such as --b 4 --sk 4096 --hq 128",
+                   name);
+    }
+    if (args->num_presets == MAX_PRESETS) {
+        argp_error(state, "at most %d presets", MAX_PRESETS);
+    }
+    args->presets[args->num_presets++] = name;
+}
+
+static error_t parse_bench(int key, char *arg, struct argp_state *state)
+{
+    bench_args *args = state->input;
+    bench_settings *settings = &args->settings;
+    if (parse_shape(key, arg, state, args)) {
+        return 0;
+    }
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &settings->options;
+        return 0;
+    case KEY_CSV:
+        args->csv = arg;
+        return 0;
+    case KEY_JSON:
+        args->json = arg;
+        return 0;
+    case KEY_PLOT:
+        args->plot = arg;
+        return 0;
+    case KEY_REPS:
+        settings->reps = tool_parse_int(state, "--reps", arg, 1, BENCH_MAX_REPS);
+        return 0;
+    case KEY_SECONDS:
+        settings->seconds = tool_parse_double(state, "--seconds", arg);
+        return 0;
+    case KEY_NO_BLAS:
+        settings->no_blas = true;
+        return 0;
+    case KEY_WARM:
+        settings->no_rotation = true;
+        return 0;
+    case KEY_NO_CHECK:
+        settings->no_check = true;
+        return 0;
+    case KEY_SEED:
+        settings->seed = (uint64_t)tool_parse_int(state, "--seed", arg, 0, INT64_MAX / 2);
+        return 0;
+    case KEY_PRESET:
+        for (char *rest = arg, *name; (name = strtok_r(rest, ",", &rest)) != NULL;) {
+            add_preset(state, args, name);
+        }
+        return 0;
+    case ARGP_KEY_ARG:
+        add_preset(state, args, arg);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* The points to measure: presets, or the given shape. */
+static int32_t choose_points(bench_args *args, mla_backend backend, bench_point *points)
+{
+    int32_t count = 0;
+    if (args->given) {
+        batch_spec *spec = &args->spec;
+        spec->op = spec->op == 0 ? (spec->topk > 0 ? MLA_OP_SPARSE_DECODE : MLA_OP_DENSE_DECODE)
+                                 : spec->op;
+        spec->h_q = spec->h_q == 0 ? 128 : spec->h_q;
+        bool dense = spec->op == MLA_OP_DENSE_DECODE;
+        if (spec->num_lengths == 0) {
+            args->lengths[0] = 4096;
+            spec->num_lengths = 1;
+        }
+        spec->lengths = args->lengths;
+        spec->batch = spec->batch == 0 && dense ? spec->num_lengths : spec->batch;
+        spec->topk = spec->topk == 0 && !dense ? 2048 : spec->topk;
+        spec->pool_slots = spec->pool_slots == 0 ? 32768 : spec->pool_slots;
+        points[count++] = (bench_point){.spec = *spec,
+                                        .with_dense = spec->op == MLA_OP_SPARSE_DECODE};
+    }
+    if (args->num_presets == 0 && !args->given) {
+        args->presets[args->num_presets++] = "decode";
+    }
+    for (int32_t i = 0; i < args->num_presets; i++) {
+        bench_point preset[BENCH_MAX_POINTS];
+        int32_t added = bench_preset(args->presets[i], backend, preset);
+        for (int32_t n = 0; n < added && count < BENCH_MAX_POINTS; n++) {
+            points[count++] = preset[n];
+        }
+    }
+    return count;
+}
+
+static int check_shape(const batch_spec *spec)
+{
+    if (spec->h_kv > 0 && spec->h_q % spec->h_kv != 0) {
+        tool_error("--hkv %lld does not divide --hq %lld", (long long)spec->h_kv,
+                   (long long)spec->h_q);
+        return TOOL_BAD_INPUT;
+    }
+    if (spec->kv_format != MLA_KV_NATIVE && (spec->h_kv > 1 || spec->dtype == MLA_DTYPE_F16)) {
+        tool_error("FP8 rows go with --hkv 1 and --dtype bf16");
+        return TOOL_BAD_INPUT;
+    }
+    if (spec->d_qk != 0 && spec->d_qk != 512 && spec->d_qk != 576) {
+        tool_error("--dqk %lld: must be 512 or 576", (long long)spec->d_qk);
+        return TOOL_BAD_INPUT;
+    }
+    if (spec->op == MLA_OP_SPARSE_PREFILL && spec->batch > 1) {
+        tool_error("--op prefill goes with --b 1; --sq is the number of query tokens");
+        return TOOL_BAD_INPUT;
+    }
+    return TOOL_OK;
+}
+
+static bool write_results(const bench_args *args, const bench_lab *lab, const bench_result *results,
+                          int32_t count)
+{
+    bool ok = true;
+    if (args->csv != NULL) {
+        ok = bench_write_csv(args->csv, lab, results, count) && ok;
+    }
+    if (args->json != NULL) {
+        ok = bench_write_json(args->json, lab, results, count) && ok;
+    }
+    if (args->plot != NULL) {
+        ok = bench_draw(args->plot, lab, results, count) && ok;
+    }
+    return ok;
+}
+
+static const struct argp_option bench_options[] = {
+    {"preset", KEY_PRESET, "NAME[,NAME...]", 0, "Shapes by name, as without the option", 0},
+    {0, 0, 0, 0, "A shape of your own (defaults: b 1, sk 4096, hq 128, bf16, page 64):", 1},
+    {"op", KEY_OP, "dense|sparse|prefill", 0, "Operation; sparse when --topk is given", 2},
+    {"b", 'b', "N", 0, "Requests", 2},
+    {"sk", KEY_SK, "N[,N...]", 0, "Tokens of each request; a list is repeated over the batch", 2},
+    {"hq", KEY_HQ, "N", 0, "Query heads", 2},
+    {"hkv", KEY_HKV, "N", 0, "KV heads", 2},
+    {"sq", KEY_SQ, "N", 0, "Query tokens of each request", 2},
+    {"dqk", KEY_DQK, "512|576", 0, "Width of a key", 2},
+    {"page", KEY_PAGE, "N", 0, "Tokens of a page", 2},
+    {"dtype", KEY_DTYPE, "bf16|f16", 0, "Of q, out and native rows", 2},
+    {"format", KEY_FORMAT, "native|fp8_656|fp8_584", 0, "Rows of the cache", 2},
+    {"topk", KEY_TOPK, "N", 0, "Sparse: indices of each query token", 2},
+    {"pool", KEY_POOL, "N", 0, "Sparse: tokens to choose from, default 32768", 2},
+    {"causal", KEY_CAUSAL, 0, 0, "Causal mask", 2},
+    {"parts", KEY_PARTS, "N", 0, "Pieces that the work is cut into", 2},
+    {"batch-invariant", KEY_INVARIANT, 0, 0, "Never split a request", 2},
+    {0, 0, 0, 0, "How it is measured:", 3},
+    {"seconds", KEY_SECONDS, "X", 0, "Time to spend on a line, default 1.5", 4},
+    {"reps", KEY_REPS, "N", 0, "A fixed number of runs instead", 4},
+    {"warm", KEY_WARM, 0, 0, "Read one cache again and again, not copies in turn", 4},
+    {"no-blas", KEY_NO_BLAS, 0, 0, "Leave out the OpenBLAS baseline", 4},
+    {"no-check", KEY_NO_CHECK, 0, 0, "Leave out the check of some rows before timing", 4},
+    {"seed", KEY_SEED, "S", 0, "Seed of the random data", 4},
+    {0, 0, 0, 0, "Where the numbers go:", 5},
+    {"csv", KEY_CSV, "FILE", 0, "Also as CSV", 6},
+    {"json", KEY_JSON, "FILE", 0, "Also as JSON", 6},
+    {"plot", KEY_PLOT, "FILE.svg", 0, "Draw the measured points under the roofline", 6},
+    {0, 0, 0, 0, 0, 0}};
+
+int cmd_bench(int argc, char **argv)
+{
+    static const struct argp argp = {
+        bench_options,
+        parse_bench,
+        "[decode] [small] [sparse] [prefill]",
+        "Measures the kernels, and in the same seconds what the machine can do at most: FP32 "
+        "multiply-adds from registers, bytes from memory, and OpenBLAS on the same problem. "
+        "Presets: decode (the default), small, sparse, prefill; or give a shape.\v"
+        "Example: mla bench --b 4 --sk 4096 --hq 128 --plot roofline.svg",
+        tool_options_child,
+        0,
+        0};
+    bench_args *args = tool_alloc(1, sizeof *args);
+    args->settings.seconds = 1.5;
+    args->settings.seed = 1;
+    tool_parse(&argp, "mla bench", argc, argv, args);
+
+    bench_lab lab;
+    int status = check_shape(&args->spec);
+    if (status != TOOL_OK || !bench_lab_open(&lab, &args->settings)) {
+        free(args);
+        return status != TOOL_OK ? status : TOOL_FAILED;
+    }
+    bench_point *points = tool_alloc(BENCH_MAX_POINTS, sizeof *points);
+    bench_result *results = tool_alloc(BENCH_MAX_POINTS, sizeof *results);
+    int32_t count = choose_points(args, lab.runner.info.backend, points), done = 0;
+    bench_print_header(&lab);
+    for (int32_t i = 0; i < count; i++) {
+        if (bench_measure(&lab, &args->settings, &points[i], &results[done])) {
+            bench_print_row(&results[done++]);
+        } else {
+            status = TOOL_FAILED;
+        }
+    }
+    if (done > 0) {
+        bench_print_summary(results, done);
+        if (!write_results(args, &lab, results, done)) {
+            status = TOOL_FAILED;
+        }
+    }
+    bench_lab_close(&lab);
+    free(results);
+    free(points);
+    free(args);
+    return status;
+}

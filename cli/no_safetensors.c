@@ -1,0 +1,28 @@
+/* Stands in for the commands on safetensors files when the tool is built without cJSON. */
+#include "tool.h"
+
+static int not_built_in(const char *name)
+{
+    tool_error("%s was not built in: it needs cJSON. Install it (Debian: libcjson-dev, pkg-config) "
+               "and build again",
+               name);
+    return TOOL_FAILED;
+}
+
+int cmd_decode(int argc, char **argv)
+{
+    (void)argc;
+    return not_built_in(argv[0]);
+}
+
+int cmd_pack(int argc, char **argv)
+{
+    (void)argc;
+    return not_built_in(argv[0]);
+}
+
+int cmd_unpack(int argc, char **argv)
+{
+    (void)argc;
+    return not_built_in(argv[0]);
+}

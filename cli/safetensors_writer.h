@@ -1,0 +1,15 @@
+/* Writes safetensors files whole or not at all. */
+#ifndef MLA_CLI_SAFETENSORS_WRITER_H
+#define MLA_CLI_SAFETENSORS_WRITER_H
+
+#include "safetensors_reader.h"
+
+/*
+ * Writes `tensors` (name, dtype, num_dims, shape, data, bytes; names without quotes or backslashes)
+ * to a temporary file beside `path`, which then takes its name. On failure returns false with the
+ * reason in `error`, and nothing is left behind.
+ */
+bool st_write(const char *path, const st_tensor *tensors, int32_t num_tensors, char *error,
+              size_t error_size);
+
+#endif

@@ -1,0 +1,5 @@
+"""python -m libmla bench | check"""
+
+from libmla.command_line import main
+
+raise SystemExit(main("libmla"))

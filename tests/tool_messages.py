@@ -1,0 +1,193 @@
+"""The tool's answers to wrong use and to files that are missing, truncated or lie."""
+import os
+import struct
+import sys
+
+from tool_runner import Tensor, Tool, file_bytes, read_file
+
+OK, FAILED, BAD_INPUT = 0, 1, 2
+HEADS, PAGE = 2, 4
+
+
+def dense():
+    """Two requests of 5 and 2 tokens in three pages of 4."""
+    return {
+        "q": Tensor("BF16", [2, 1, HEADS, 576]),
+        "kv_cache": Tensor("BF16", [3, PAGE, 1, 576]),
+        "block_table": Tensor("I32", [2, 2], [2, 0, 1, -1]),
+        "seqlens": Tensor("I32", [2], [5, 2]),
+    }
+
+
+def sparse():
+    return {
+        "q": Tensor("BF16", [2, 1, HEADS, 576]),
+        "kv_cache": Tensor("U8", [3, PAGE, 656]),
+        "indices": Tensor("I32", [2, 1, 3], [0, -1, 5, 99, 1, 2]),
+        "topk_length": Tensor("I64", [2], [3, 2]),
+        "attn_sink": Tensor("F32", [HEADS]),
+    }
+
+
+def prefill():
+    return {
+        "q": Tensor("F16", [3, HEADS, 576]),
+        "kv": Tensor("F16", [7, 1, 576]),
+        "indices": Tensor("I64", [3, 1, 2], [0, 6, 1, -1, 2, 3]),
+    }
+
+
+def decode_file(tool, content, *options):
+    """Runs decode on bytes or tensors; also whether an output file appeared."""
+    if isinstance(content, dict):
+        content = file_bytes(content)
+    path, out = tool.write("in.safetensors", content), tool.path("out.safetensors")
+    if os.path.exists(out):
+        os.remove(out)
+    status, stdout, stderr = tool.run("decode", path, "-o", out, *options)
+    return status, stdout, stderr, os.path.exists(out)
+
+
+def refused(tool, name, content, *texts, options=(), want=BAD_INPUT):
+    status, _, stderr, written = decode_file(tool, content, *options)
+    tool.check(name, status == want, "status %d instead of %d: %s" % (status, want, stderr))
+    tool.check(name, not written, "an output file appeared")
+    for text in texts:
+        tool.check(name, text in stderr, "'%s' is not in '%s'" % (text, stderr.strip()))
+
+
+def accepted(tool, name, tensors, *options):
+    status, _, stderr, written = decode_file(tool, tensors, *options)
+    tool.check(name, status == OK and written, "status %d: %s" % (status, stderr))
+    return read_file(tool.path("out.safetensors")) if written else {}
+
+
+def good_files(tool):
+    out = accepted(tool, "dense", dense())
+    tool.check("dense out", out["out"].shape == [2, 1, HEADS, 512] and out["out"].dtype == "BF16")
+    tool.check("dense lse", out["lse"].shape == [2, 1, HEADS] and out["lse"].dtype == "F32")
+    # All zero: the logits are 0, so lse is the logarithm of the length.
+    lse = struct.unpack("<4f", out["lse"].data)
+    tool.check("lse", abs(lse[0] - 1.6094379) < 1e-5 and abs(lse[2] - 0.6931472) < 1e-5, str(lse))
+    accepted(tool, "sparse", sparse())
+    out = accepted(tool, "prefill", prefill())
+    tool.check("prefill outputs", sorted(out) == ["lse", "max_logits", "out"], str(sorted(out)))
+    tool.check("prefill out", out["out"].shape == [3, HEADS, 512] and out["out"].dtype == "F16")
+    status, stdout, stderr = tool.run("decode", tool.write("v", file_bytes(dense())), "-o",
+                                      tool.path("w"), "--verify", "--isa", "reference,portable")
+    tool.check("verify", status == OK and "compared" in stdout, stdout + stderr)
+    spare = dense()
+    spare["seqlen"] = Tensor("I32", [2])
+    _, _, stderr, _ = decode_file(tool, spare)
+    tool.check("unused tensor", "'seqlen' is not used" in stderr, stderr)
+
+
+def broken_files(tool):
+    whole = file_bytes(dense())
+    header_bytes = 8 + struct.unpack("<Q", whole[:8])[0]
+    status, _, stderr = tool.run("decode", tool.path("nowhere"), "-o", tool.path("o"))
+    tool.check("missing file", status == BAD_INPUT and "nowhere" in stderr, stderr)
+    status, _, stderr = tool.run("decode", tool.folder.name, "-o", tool.path("o"))
+    tool.check("a folder", status == BAD_INPUT and "not a regular file" in stderr, stderr)
+    for length in (0, 7, 8, 9, header_bytes - 1, header_bytes, len(whole) - 1):
+        refused(tool, "cut at %d" % length, whole[:length], "in.safetensors")
+    refused(tool, "too long", whole + b"x", "belong to no tensor")
+    refused(tool, "huge header", b"\xff" * 7 + b"\x7f" + whole[8:], "header")
+    refused(tool, "not JSON", whole[:8] + b"[" + whole[9:], "header")
+    lying = dense()
+    lying["kv_cache"].shape = [300, PAGE, 1, 576]
+    refused(tool, "lies about its size", lying, "kv_cache", "takes")
+    overflow = dense()
+    overflow["kv_cache"].shape = [2**52, 2**52, 1, 576]
+    refused(tool, "lies beyond 2^64", overflow, "kv_cache")
+
+
+def wrong_tensors(tool):
+    def spoiled(base, name, tensor, *texts, options=()):
+        tensors = base()
+        if tensor is None:
+            del tensors[name]
+        else:
+            tensors[name] = tensor
+        refused(tool, "%s %s" % (base.__name__, name), tensors, name, *texts, options=options)
+
+    for name in dense():
+        spoiled(dense, name, None, "missing")
+    spoiled(dense, "q", Tensor("F32", [2, 1, HEADS, 576]), "F32", "expected BF16 or F16")
+    spoiled(dense, "q", Tensor("BF16", [2, HEADS, 576]), "expected")
+    spoiled(dense, "q", Tensor("BF16", [2, 1, HEADS, 575]), "575", "576 or 512")
+    spoiled(dense, "q", Tensor("BF16", [0, 1, HEADS, 576]), "expected")
+    spoiled(dense, "kv_cache", Tensor("F16", [3, PAGE, 1, 576]), "dtype of q")
+    spoiled(dense, "kv_cache", Tensor("BF16", [3, PAGE, 1, 512]), "576 values")
+    spoiled(dense, "kv_cache", Tensor("BF16", [3, PAGE, 3, 576]), "divides")
+    spoiled(dense, "kv_cache", Tensor("BF16", [3, 0, 1, 576]), "expected")
+    spoiled(dense, "kv_cache", Tensor("U8", [3, PAGE, 655]), "656 or 584")
+    spoiled(dense, "kv_cache", Tensor("I32", [3, PAGE, 1, 576]), "expected")
+    spoiled(dense, "kv_cache", Tensor("BF16", [11, 1, 576]), "multiple",
+            options=("--page-size", "4"))
+    spoiled(dense, "block_table", Tensor("I32", [1, 2], [0, 1]), "[2, any]")
+    spoiled(dense, "block_table", Tensor("I32", [4], [0, 1, 2, 0]), "[2, any]")
+    spoiled(dense, "block_table", Tensor("F32", [2, 2]), "I32 or I64")
+    spoiled(dense, "block_table", Tensor("I32", [2, 2], [3, 0, 1, 0]), "[0, 0]", "3")
+    spoiled(dense, "block_table", Tensor("I32", [2, 2], [2, -1, 1, 0]), "[0, 1]", "-1")
+    spoiled(dense, "block_table", Tensor("I64", [2, 2], [2, 2**40, 1, 0]), "[0, 1]")
+    spoiled(dense, "seqlens", Tensor("I32", [3], [1, 1, 1]), "[2]")
+    spoiled(dense, "seqlens", Tensor("F32", [2]), "I32 or I64")
+    spoiled(dense, "seqlens", Tensor("I32", [2], [5, -1]), "element 1", "-1")
+    spoiled(dense, "seqlens", Tensor("I32", [2], [9, 1]), "element 0", "9")
+    spoiled(dense, "seqlens", Tensor("I64", [2], [2**33, 1]), "element 0")
+    spoiled(dense, "attn_sink", Tensor("F32", [HEADS + 1]), "F32 [2]")
+    spoiled(sparse, "indices", Tensor("I32", [1, 1, 3]), "[2, 1, any]")
+    spoiled(sparse, "indices", Tensor("I32", [2, 1, 0]), "at least one")
+    spoiled(sparse, "indices", Tensor("U8", [2, 1, 3]), "I32 or I64")
+    spoiled(sparse, "topk_length", Tensor("I32", [3]), "[2]")
+    spoiled(sparse, "kv_cache", Tensor("U8", [3, PAGE, 584]), "576 values")
+    spoiled(prefill, "kv", None)
+    spoiled(prefill, "topk_length", Tensor("I32", [2]), "[3]")
+    extra = sparse()
+    extra["extra_indices"] = Tensor("I32", [2, 1, 1])
+    refused(tool, "no extra pool", extra, "extra_kv_cache", "missing")
+    extra["extra_kv_cache"] = Tensor("BF16", [3, PAGE, 1, 576])
+    refused(tool, "extra pool of another format", extra, "extra_kv_cache", "format")
+    refused(tool, "causal and sparse", sparse(), "--causal", options=("--causal",))
+
+
+def wrong_use(tool):
+    uses = [
+        (["frobnicate"], "frobnicate"), (["decode"], "say what to read"),
+        (["decode", "a"], "say what to"), (["decode", "a", "b", "-o", "c"], "'b'"),
+        (["decode", "a", "-o", "b", "--scale", "x"], "--scale"),
+        (["decode", "a", "-o", "b", "--page-size", "0"], "--page-size"),
+        (["decode", "a", "-o", "b", "--parts", "70000"], "--parts"),
+        (["decode", "a", "-o", "b", "--isa", "sse9"], "sse9"),
+        (["decode", "--nonsense"], "nonsense"), (["info", "--threads", "-1"], "--threads"),
+        (["info", "--backend", "tpu"], "tpu"), (["pack"], "say what to read"),
+        (["pack", "a", "-o", "b", "--format", "fp7"], "fp7"),
+    ]
+    for arguments, text in uses:
+        status, _, stderr = tool.run(*arguments)
+        tool.check(" ".join(arguments), status == BAD_INPUT and text in stderr,
+                   "status %d: %s" % (status, stderr))
+    for arguments in ([], ["--help"], ["decode", "--help"], ["--version"], ["info"]):
+        status, stdout, stderr = tool.run(*arguments)
+        tool.check("mla " + " ".join(arguments), status == OK and len(stdout) > 5 and not stderr,
+                   "status %d: %s" % (status, stderr))
+    path = tool.write("in.safetensors", file_bytes(dense()))
+    status, _, stderr = tool.run("decode", path, "-o", tool.path("no/such/folder/out"))
+    tool.check("output folder missing", status == FAILED and "no/such/folder" in stderr, stderr)
+    status, _, stderr = tool.run("decode", path, "-o", tool.folder.name)
+    tool.check("output is a folder", status == FAILED, "status %d: %s" % (status, stderr))
+    left = [name for name in os.listdir(tool.folder.name) if "tmp" in name.lower()]
+    tool.check("nothing left behind", not left, str(left))
+
+
+def main():
+    tool = Tool(sys.argv[1])
+    good_files(tool)
+    broken_files(tool)
+    wrong_tensors(tool)
+    wrong_use(tool)
+    tool.finish()
+
+
+main()

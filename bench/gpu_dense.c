@@ -9,71 +9,18 @@
  * Every slot, page and table entry that a case does not reference holds NaN or a wild number, and
  * outputs start as NaN.
  */
+#include "gpu_driver.h"
+
 #include "backend.h"
 #include "cuda_dense.h"
 #include "formats.h"
 #include "mla.h"
 #include "plan.h"
 
-#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-static void check_cuda(cudaError_t error, const char *what)
-{
-    if (error != cudaSuccess) {
-        printf("%s: %s\n", what, cudaGetErrorString(error));
-        exit(2);
-    }
-}
-
-static void check_mla(mla_status status, const char *what)
-{
-    if (status != MLA_OK) {
-        printf("%s: %s: %s\n", what, mla_status_name(status), mla_last_error());
-        exit(2);
-    }
-}
-
-static void *device_alloc(size_t bytes)
-{
-    void *data = NULL;
-    check_cuda(cudaMalloc(&data, bytes > 0 ? bytes : 16), "cudaMalloc");
-    return data;
-}
-
-static void *device_copy(const void *host, size_t bytes)
-{
-    void *data = device_alloc(bytes);
-    check_cuda(cudaMemcpy(data, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
-    return data;
-}
-
-/* ---- Random numbers ---- */
-
-static uint64_t random_state = 1;
-
-static uint32_t random_bits(void)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return (uint32_t)(random_state >> 32);
-}
-
-static float random_normal(void)
-{
-    /* Sum of eight uniforms: variance 8/12, tails long enough for a test. */
-    float sum = 0;
-    for (int i = 0; i < 8; i++) {
-        sum += (float)random_bits() / 4294967296.0f - 0.5f;
-    }
-    return sum * 1.2247449f;
-}
 
 /* ---- Cases ---- */
 
@@ -949,15 +896,9 @@ static void bench_small(const mla_ctx *gpu, const char *filter)
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "check", *filter = argc > 2 ? argv[2] : NULL;
-    const mla_ctx_params gpu_params = {.struct_size = sizeof gpu_params,
-                                       .backend = MLA_BACKEND_CUDA};
-    const mla_ctx_params cpu_params = {.struct_size = sizeof cpu_params,
-                                       .backend = MLA_BACKEND_CPU};
     mla_ctx *gpu, *cpu;
     fixed_parts = argc > 3 ? atoi(argv[3]) : 0;
-    check_cuda(cudaSetDevice(0), "cudaSetDevice");
-    check_mla(mla_ctx_create(&gpu_params, &gpu), "CUDA context");
-    check_mla(mla_ctx_create(&cpu_params, &cpu), "CPU context");
+    open_contexts(&gpu, &cpu);
     int failed = 0;
     if (strcmp(mode, "check") == 0) {
         failed = check_all(gpu, cpu, filter);

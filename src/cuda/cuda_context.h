@@ -16,13 +16,18 @@
     X(DENSE_BF16_SMALL, dense_decode, "mla_sm90_dense_bf16_small", sizeof(mla_sm90_dense_smem))    \
     X(DENSE_F16_SMALL, dense_decode, "mla_sm90_dense_f16_small", sizeof(mla_sm90_dense_smem))      \
     X(COMBINE_BF16, combine, "mla_sm90_combine_bf16", 0)                                           \
-    X(COMBINE_F16, combine, "mla_sm90_combine_f16", 0)
+    X(COMBINE_F16, combine, "mla_sm90_combine_f16", 0)                                             \
+    X(MERGE, merge_parts, "mla_sm90_merge", 0)                                                     \
+    X(PACK, pack_rows, "mla_sm90_pack", 0)                                                         \
+    X(UNPACK, pack_rows, "mla_sm90_unpack", 0)
 
 /* The cubins, in the order of their numbers. */
 #define MLA_CUDA_CUBINS(X)                                                                         \
     X(plan_cut)                                                                                    \
     X(dense_decode)                                                                                \
-    X(combine)
+    X(combine)                                                                                     \
+    X(merge_parts)                                                                                 \
+    X(pack_rows)
 
 typedef enum mla_cuda_kernel {
 #define MLA_CUDA_KERNEL(constant, cubin, name, smem_bytes) MLA_CUDA_##constant,

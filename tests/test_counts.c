@@ -47,18 +47,6 @@ static void query_token_counts(mla_ctx *ctx)
     }
 }
 
-/* More row tiles than an H200 has multiprocessors. */
-static void many_rows_of_one_request(mla_ctx *ctx)
-{
-    const int64_t tokens[] = {67, 128};
-    for (int i = 0; i < 2; i++) {
-        const int32_t seqlens[] = {(int32_t)tokens[i] + 1};
-        mla_problem problem = dense_problem(MLA_DTYPE_BF16, 1, tokens[i], 128, 64);
-        problem.causal = true;
-        check_case(ctx, &problem, &(case_options){.seed = 6, .seqlens = seqlens});
-    }
-}
-
 static void batch_sizes(mla_ctx *ctx)
 {
     const int64_t batches[] = {1, 2, 37, 131, 132, 133};
@@ -110,13 +98,9 @@ static void thread_counts(mla_ctx *ctx)
 int main(void)
 {
     const isa_scenario scenarios[] = {
-        ISA_SCENARIO(query_head_counts),
-        ISA_SCENARIO(kv_head_counts),
-        ISA_SCENARIO(query_token_counts),
-        ISA_SCENARIO(many_rows_of_one_request),
-        ISA_SCENARIO(batch_sizes),
-        ISA_SCENARIO(part_counts),
-        ISA_SCENARIO(more_parts_than_blocks),
+        ISA_SCENARIO(query_head_counts),  ISA_SCENARIO(kv_head_counts),
+        ISA_SCENARIO(query_token_counts), ISA_SCENARIO(batch_sizes),
+        ISA_SCENARIO(part_counts),        ISA_SCENARIO(more_parts_than_blocks),
         ISA_SCENARIO(thread_counts),
     };
     return RUN_ISA_SCENARIOS(scenarios);

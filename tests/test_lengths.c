@@ -91,15 +91,6 @@ static void pad_rows_in_a_larger_batch(mla_ctx *ctx)
     check_lengths(ctx, seqlens, 48, 2, true, 64);
 }
 
-static void one_token_beside_a_hundred_thousand(mla_ctx *ctx)
-{
-    const int32_t seqlens[] = {1, 100000, 1, 64};
-    mla_problem problem = dense_problem(MLA_DTYPE_BF16, 4, 1, 1, 64);
-    check_case(ctx, &problem, &(case_options){.seed = 7, .seqlens = seqlens});
-    problem.batch_invariant = true;
-    check_case(ctx, &problem, &(case_options){.seed = 7, .seqlens = seqlens});
-}
-
 int main(void)
 {
     const isa_scenario scenarios[] = {
@@ -109,7 +100,6 @@ int main(void)
         ISA_SCENARIO(no_request_has_keys),
         ISA_SCENARIO(empty_rows_in_flashmlas_convention),
         ISA_SCENARIO(pad_rows_in_a_larger_batch),
-        ISA_SCENARIO(one_token_beside_a_hundred_thousand),
     };
     return RUN_ISA_SCENARIOS(scenarios);
 }

@@ -39,10 +39,27 @@ static void one_plan_serves_all_layers(mla_ctx *ctx)
     }
 }
 
-/* Replaces the lengths of a case; they may only shrink below those that it was made with. */
-static void set_lengths(attention_case *c, const int32_t *seqlens)
+/*
+ * Replaces the lengths of a case. They may only shrink below those that it was made with; the
+ * entries of the block table that fall out of use become wild.
+ */
+static void set_lengths(attention_case *c, const int32_t *seqlens, const int32_t *whole_table)
 {
+    int64_t max_pages = c->tensors.max_pages, page_size = c->problem.page_size;
     memcpy(c->seqlens, seqlens, BATCH * sizeof *seqlens);
+    for (int64_t i = 0; i < BATCH * max_pages; i++) {
+        bool used = i % max_pages * page_size < seqlens[i / max_pages];
+        c->block_table[i] = used ? whole_table[i] : i % 2 ? INT32_MAX : -1;
+    }
+}
+
+/* A copy of the case's block table, to be given to set_lengths(). */
+static const int32_t *copy_table(const attention_case *c)
+{
+    size_t bytes = BATCH * (size_t)c->tensors.max_pages * sizeof(int32_t);
+    int32_t *copy = guarded_alloc(bytes, sizeof *copy);
+    memcpy(copy, c->block_table, bytes);
+    return copy;
 }
 
 static const int32_t OTHER_LENGTHS[][BATCH] = {
@@ -63,8 +80,9 @@ static void a_plan_is_rebuilt_in_place(mla_ctx *ctx)
     attention_case c;
     attention_case_make(&c, &problem, &(case_options){.seed = 510, .seqlens = SEQLENS});
     mla_plan plan = attention_case_plan(ctx, &c);
+    const int32_t *table = copy_table(&c);
     for (size_t i = 0; i < sizeof OTHER_LENGTHS / sizeof OTHER_LENGTHS[0]; i++) {
-        set_lengths(&c, OTHER_LENGTHS[i]);
+        set_lengths(&c, OTHER_LENGTHS[i], table);
         assert_int_equal(mla_plan_build(ctx, &problem, &c.lengths, &plan, NULL), MLA_OK);
         attention_result rebuilt = attention_case_run_plan(ctx, &c, &plan);
         attention_result fresh = assert_case_right(ctx, &c);
@@ -81,12 +99,13 @@ static void stale_lengths_never_fault(mla_ctx *ctx)
     }
     attention_case c;
     attention_case_make(&c, &problem, &(case_options){.seed = 520, .seqlens = SEQLENS});
+    const int32_t *table = copy_table(&c);
     size_t count = sizeof OTHER_LENGTHS / sizeof OTHER_LENGTHS[0];
     for (size_t i = 0; i < count * count; i++) {
         size_t mark = guarded_mark();
-        set_lengths(&c, OTHER_LENGTHS[i / count]);
+        set_lengths(&c, OTHER_LENGTHS[i / count], table);
         mla_plan plan = attention_case_plan(ctx, &c);
-        set_lengths(&c, OTHER_LENGTHS[i % count]);
+        set_lengths(&c, OTHER_LENGTHS[i % count], table);
         (void)attention_case_run_plan(ctx, &c, &plan);
         guarded_release(mark);
     }

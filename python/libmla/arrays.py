@@ -7,6 +7,7 @@ than read attributes; describe() is for the checks that a new signature goes thr
 from __future__ import annotations
 
 import sys
+from ctypes import addressof, c_char
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -65,7 +66,12 @@ class NumpyArrays:
 
     @staticmethod
     def pointer(array) -> int:
-        return array.ctypes.data
+        # The buffer protocol is three times as quick, but serves writable, contiguous arrays of
+        # types that it knows.
+        try:
+            return addressof(c_char.from_buffer(array))
+        except (TypeError, ValueError):
+            return array.ctypes.data
 
     @staticmethod
     def describe(array) -> Described:

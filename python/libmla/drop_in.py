@@ -26,6 +26,7 @@ from .library import check, lib
 # This shape of tile_scheduler_metadata stands for one partition of all requests, none of them
 # split: vLLM's batch-invariant mode overwrites the attribute with such a tensor.
 _ONE_PARTITION = (1, 8)
+_NO_ATTRIBUTES: dict = {}
 
 
 class FlashMLASchedMeta:
@@ -154,10 +155,15 @@ def _asks_one_partition(table) -> bool:
 
 
 def _is_batch_invariant(metadata) -> bool:
-    if _asks_one_partition(getattr(metadata, "tile_scheduler_metadata", None)):
+    if _asks_one_partition(_attributes(metadata).get("tile_scheduler_metadata")):
         return True
     return type(metadata) is not FlashMLASchedMeta and hasattr(metadata, "shape") and (
         _asks_one_partition(metadata))
+
+
+def _attributes(metadata) -> dict:
+    """What was set on the object or tensor; looking for what was not is slow on a tensor itself."""
+    return getattr(metadata, "__dict__", _NO_ATTRIBUTES)
 
 
 def _kept_plan(holder, launch, lengths, like) -> int:
@@ -186,7 +192,7 @@ def plan_address(metadata, num_splits, launch, lengths, like) -> int:
         return _kept_plan(metadata, launch, lengths, like) if hasattr(metadata, "_mla_plan") else 0
     if lengths[1] is not None or lengths[2] is not None or launch.has_extra_pool:
         return 0  # get_mla_metadata() knew nothing of these
-    made_for = getattr(metadata, "_mla_shape", None)
+    made_for = _attributes(metadata).get("_mla_shape")
     if made_for is not None and made_for != launch.schedule_shape:
         return 0
     if made_for is not None and num_splits is None and launch.capturing():
@@ -197,7 +203,9 @@ def plan_address(metadata, num_splits, launch, lengths, like) -> int:
 def _attach(metadata, launch) -> int:
     """The older contract: the schedule lies in the caller's tensor."""
     adaptor = launch.adaptor
-    check_one_framework(adaptor, tile_scheduler_metadata=metadata)
+    if type(metadata) is not launch.table_type:
+        check_one_framework(adaptor, tile_scheduler_metadata=metadata)
+        launch.table_type = type(metadata)
     signature = adaptor.signature(metadata)
     if signature != launch.table_signature:
         _check_table(metadata, launch)

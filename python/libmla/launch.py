@@ -165,6 +165,7 @@ class Launch:
         # Attaching reads no buffer, so any aligned address does for now.
         self.attached = abi.Plan(buffer=64, buffer_bytes=self.plan_bytes)
         self.attached_at = ctypes.addressof(self.attached)
+        self.table_type = None  # Type and signature
         self.table_signature = None  # of the caller's buffer that was last looked at,
         self.table_serves = False  # and whether the schedule in such a buffer is this call's
         check(lib.mla_plan_attach(self.context, self.problem_at, self.attached_at))

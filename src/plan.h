@@ -6,6 +6,13 @@
 #include "mla.h"
 #include "shape.h"
 
+/* Functions that device code compiles too. */
+#ifdef __CUDACC__
+#define MLA_HOST_DEVICE __host__ __device__
+#else
+#define MLA_HOST_DEVICE
+#endif
+
 /*
  * What a request and a block cost on a device, in arbitrary equal units. One table per backend
  * holds the values, with the date and machine of the measurement.
@@ -16,13 +23,16 @@ typedef struct mla_cost_model {
     int32_t min_piece_blocks; /* a cut closer than this to an end of a request moves to that end */
     int32_t
         min_part_blocks; /* fewer parts are used rather than parts smaller than this on average */
+    int32_t few_parts;   /* but up to this many parts may have a single block; may be 0 */
 } mla_cost_model;
 
 typedef struct mla_cut_rule {
     int64_t num_reqs;
     int32_t max_parts;
-    bool whole_requests; /* cut between requests only */
-    bool exact_parts;    /* the caller fixed the number of parts: min_part_blocks does not apply */
+    bool whole_requests;  /* cut between requests only */
+    bool exact_parts;     /* the caller fixed the number of parts: min_part_blocks does not apply */
+    int32_t column_parts; /* GPU: CTAs that may share the columns of a piece, or 1; CPU: 0 */
+    int32_t column_blocks; /* they do where that leaves no more than so many blocks a part */
     mla_cost_model cost;
 } mla_cut_rule;
 
@@ -35,7 +45,8 @@ typedef struct mla_plan_header {
     int32_t column_parts; /* CTAs that share the value columns of one piece; 1 on the CPU */
     int64_t num_reqs;
     int64_t total_blocks;
-    int64_t reserved[4];
+    int64_t num_split_reqs; /* requests that lie in several parts */
+    int64_t reserved[3];
 } mla_plan_header;
 
 #define MLA_PLAN_MAGIC 0x504c414du /* "MALP" */
@@ -57,7 +68,8 @@ void mla_plan_cut(const mla_shape *shape, const mla_lengths *lengths, const mla_
  * Partial results are indexed by part. A split request's first piece (its block 0) is partial 1 of
  * its part, every later piece is partial 0 of its part, so that a part needs two at most.
  */
-static inline int64_t mla_plan_partial_idx(int64_t part_idx, int32_t piece_begin_block)
+MLA_HOST_DEVICE static inline int64_t mla_plan_partial_idx(int64_t part_idx,
+                                                           int32_t piece_begin_block)
 {
     return part_idx * 2 + (piece_begin_block == 0 ? 1 : 0);
 }

@@ -35,7 +35,7 @@ def fp8_cache(num_blocks: int, page_size: int, row_bytes: int, like):
     like = adopt(like, "like")
     kv_format, d_qk = _FP8_ROWS[row_bytes]
     page_bytes = lib.mla_page_bytes(kv_format, abi.DTYPE_BF16, page_size, 1, d_qk)
-    pages = adaptor_of(like, "like").empty((num_blocks, page_bytes), BYTE, like)
+    pages = adaptor_of(like, "like").maker((num_blocks, page_bytes), BYTE, like)()
     pages[:] = 0
     return pages[:, : page_size * row_bytes].reshape(num_blocks, page_size, 1, row_bytes)
 
@@ -110,7 +110,7 @@ def unpack_kv(cache, slots=None, *, out=None):
         count = num_blocks * page_size if slots is None else slots.shape[0]
         d_qk = _FP8_ROWS[row][1] if seen.kind == BYTE and row in _FP8_ROWS else row
         kind = BF16 if seen.kind == BYTE else seen.kind
-        out = adaptor.empty((count, h_kv, d_qk), kind, cache)
+        out = adaptor.maker((count, h_kv, d_qk), kind, cache)()
         out[:] = 0
     args, device = _pack_args(adaptor, out, cache, slots)
     _run_pack(lib.mla_unpack, adaptor, args, device)
@@ -146,9 +146,9 @@ def merge(outs, lses, *, out=None, lse=None, lse_empty_pos_inf: bool = False):
             raise ValueError(f"outs[{i}], lses[{i}]: must have the strides of the first")
     code = dtype_code(first, "outs[0]", (BF16, F16, F32))
     if out is None:
-        out = adaptor.empty(first.shape, first.kind, outs[0])
+        out = adaptor.maker(first.shape, first.kind, outs[0])()
     if lse is None:
-        lse = adaptor.empty((b, h_q, s_q), F32, outs[0])
+        lse = adaptor.maker((b, h_q, s_q), F32, outs[0])()
     seen, seen_lse = describe(adaptor, out, "out"), adaptor.describe(lse)
     expect(seen, "out", None, first.device, first.shape, "[b, s_q, h_q, 512]")
     expect(seen_lse, "lse", F32, first.device, (b, h_q, s_q), "[b, h_q, s_q]")

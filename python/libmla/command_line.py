@@ -15,7 +15,8 @@ def _count(text: str) -> int:
 
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"python -m {program}", description="libmla on this machine: is it right, is it fast?")
+        prog=f"python -m {program}",
+        description="libmla on this machine: is it right, is it fast?")
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser(
         "check", help="compare every operation with float64 attention in numpy",
@@ -32,7 +33,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
         command.add_argument("--index", type=int, default=0, help="CUDA device ordinal")
     bench.add_argument("--batch", type=_count, default=None, help="requests (CPU 1, CUDA 128)")
     bench.add_argument("--heads", type=_count, default=128, help="query heads (128)")
-    bench.add_argument("--tokens", type=_count, default=1, help="query tokens of a request, s_q (1)")
+    bench.add_argument("--tokens", type=_count, default=1, help="query tokens of a request (1)")
     bench.add_argument("--seqlens", type=_count, nargs="+", default=None, metavar="N",
                        help="sequence lengths (512 ... 8192, on CUDA ... 32768)")
     bench.add_argument("--page-size", type=_count, default=64, help="tokens of a page (64)")

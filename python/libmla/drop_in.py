@@ -2,9 +2,9 @@
 
 Two contracts for the schedule meet here, told apart by num_splits:
 
-* Newer: get_mla_metadata() gives an object, num_splits is left out of the call. The first call with
-  the object builds the schedule, later calls with the same shape and lengths reuse it. Inside a CUDA
-  graph the build is captured, so that a replay cuts the batch by the lengths then in memory.
+* Newer: get_mla_metadata() gives an object, num_splits is left out of the call. The first call
+  with the object builds the schedule, later calls with the same shape and lengths reuse it. Inside
+  a CUDA graph the build is captured: a replay cuts the batch by the lengths then in memory.
 * Older: get_mla_metadata(cache_seqlens, num_q_tokens_per_head_k, num_heads_k) gives an int32 tensor
   that holds the schedule and an int32 tensor num_splits; both are passed to every call. The caller
   keeps the tensor current, under CUDA graphs by copy_() into the one that was captured. Its size
@@ -20,12 +20,13 @@ import ctypes
 
 from . import abi, attention, plans
 from .arrays import I32, adaptor_of, adopt, is_native
-from .launch import Launch, check_one_framework, describe, expect
+from .launch import Launch, check_one_framework, describe, expect, launch_table
 from .library import check, lib
 
-# The modes of FlashMLA that this shape of tile_scheduler_metadata stands for: one partition for all
-# requests, no request split. vLLM overwrites the attribute with such a tensor.
+# This shape of tile_scheduler_metadata stands for one partition of all requests, none of them
+# split: vLLM's batch-invariant mode overwrites the attribute with such a tensor.
 _ONE_PARTITION = (1, 8)
+_NO_ATTRIBUTES: dict = {}
 
 
 class FlashMLASchedMeta:
@@ -40,7 +41,6 @@ class FlashMLASchedMeta:
     def __init__(self):
         self.tile_scheduler_metadata = None
         self.have_initialized = False
-        self.config = None
         self._mla_plan = None
         self._num_splits = None
 
@@ -76,17 +76,14 @@ def _build_metadata(cache_seqlens, num_q_tokens_per_head_k, num_heads_k, num_hea
                     is_fp8_kvcache=False, topk=None):
     cache_seqlens = adopt(cache_seqlens, "cache_seqlens")
     adaptor = adaptor_of(cache_seqlens, "cache_seqlens")
-    seen = describe(adaptor, cache_seqlens, "cache_seqlens")
-    expect(seen, "cache_seqlens", I32, None, (None,), "[batch]")
     rows = num_q_tokens_per_head_k * num_heads_k
-    if topk is not None and num_heads_q is None:
-        raise ValueError("num_heads_q: is None; a sparse schedule (topk) needs it")
-    if topk is not None and (num_heads_q < 1 or rows % num_heads_q):
-        raise ValueError(f"num_heads_q = {num_heads_q}: does not divide {rows} query rows")
-    problem = _canonical_problem(seen.shape[0], rows, num_heads_k, num_heads_q, is_fp8_kvcache,
-                                 topk)
-    launch = Launch(adaptor, seen.device, problem, abi.Tensors())
-    plan = plans.Plan(launch, cache_seqlens, max(launch.plan_bytes, _roomiest_bytes(launch)))
+    shape = (rows, num_heads_k, num_heads_q, bool(is_fp8_kvcache), topk)
+    key = ("metadata", shape, adaptor.signature(cache_seqlens))
+    launch = launch_table.launches.get(key)
+    if launch is None:
+        launch = _prepare_metadata(adaptor, cache_seqlens, *shape)
+        launch_table.keep(key, launch)
+    plan = plans.Plan(launch, cache_seqlens, launch.table_bytes)
     plan._build(launch, (cache_seqlens if topk is None else None, None, None))
     table, num_splits = plan.table, plan.num_splits()
     if adaptor.name == "torch":
@@ -95,6 +92,20 @@ def _build_metadata(cache_seqlens, num_q_tokens_per_head_k, num_heads_k, num_hea
         table._mla_shape = launch.schedule_shape
         table._mla_plan = None
     return table, num_splits
+
+
+def _prepare_metadata(adaptor, cache_seqlens, rows, num_heads_k, num_heads_q, is_fp8, topk):
+    """Checks the older call and makes the Launch that its schedule is built with."""
+    seen = describe(adaptor, cache_seqlens, "cache_seqlens")
+    expect(seen, "cache_seqlens", I32, None, (None,), "[batch]")
+    if topk is not None and num_heads_q is None:
+        raise ValueError("num_heads_q: is None; a sparse schedule (topk) needs it")
+    if topk is not None and (num_heads_q < 1 or rows % num_heads_q):
+        raise ValueError(f"num_heads_q = {num_heads_q}: does not divide {rows} query rows")
+    problem = _canonical_problem(seen.shape[0], rows, num_heads_k, num_heads_q, is_fp8, topk)
+    launch = Launch(adaptor, seen.device, problem, abi.Tensors(), cache_seqlens)
+    launch.table_bytes = max(launch.plan_bytes, _roomiest_bytes(launch))
+    return launch
 
 
 def _canonical_problem(batch, rows, h_kv, num_heads_q, is_fp8, topk):
@@ -140,12 +151,19 @@ def _is_cut_canonically(launch) -> bool:
 
 
 def _asks_one_partition(table) -> bool:
-    return table is not None and tuple(table.shape) == _ONE_PARTITION
+    return table is not None and table.shape == _ONE_PARTITION
 
 
 def _is_batch_invariant(metadata) -> bool:
-    return _asks_one_partition(getattr(metadata, "tile_scheduler_metadata", None)) or (
-        hasattr(metadata, "shape") and _asks_one_partition(metadata))
+    if _asks_one_partition(_attributes(metadata).get("tile_scheduler_metadata")):
+        return True
+    return type(metadata) is not FlashMLASchedMeta and hasattr(metadata, "shape") and (
+        _asks_one_partition(metadata))
+
+
+def _attributes(metadata) -> dict:
+    """What was set on the object or tensor; looking for what was not is slow on a tensor itself."""
+    return getattr(metadata, "__dict__", _NO_ATTRIBUTES)
 
 
 def _kept_plan(holder, launch, lengths, like) -> int:
@@ -174,7 +192,7 @@ def plan_address(metadata, num_splits, launch, lengths, like) -> int:
         return _kept_plan(metadata, launch, lengths, like) if hasattr(metadata, "_mla_plan") else 0
     if lengths[1] is not None or lengths[2] is not None or launch.has_extra_pool:
         return 0  # get_mla_metadata() knew nothing of these
-    made_for = getattr(metadata, "_mla_shape", None)
+    made_for = _attributes(metadata).get("_mla_shape")
     if made_for is not None and made_for != launch.schedule_shape:
         return 0
     if made_for is not None and num_splits is None and launch.capturing():
@@ -185,7 +203,9 @@ def plan_address(metadata, num_splits, launch, lengths, like) -> int:
 def _attach(metadata, launch) -> int:
     """The older contract: the schedule lies in the caller's tensor."""
     adaptor = launch.adaptor
-    check_one_framework(adaptor, tile_scheduler_metadata=metadata)
+    if type(metadata) is not launch.table_type:
+        check_one_framework(adaptor, tile_scheduler_metadata=metadata)
+        launch.table_type = type(metadata)
     signature = adaptor.signature(metadata)
     if signature != launch.table_signature:
         _check_table(metadata, launch)

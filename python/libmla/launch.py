@@ -53,8 +53,8 @@ def expect(seen, name: str, kind, device, shape, names: str) -> None:
     if kind is not None and seen.kind != kind:
         raise TypeError(f"{name}: dtype must be {kind}, got {seen.dtype}")
     if device is not None and seen.device != device:
-        raise ValueError(f"{name}: is on {seen.device[0]}:{seen.device[1]}, but q is on "
-                         f"{device[0]}:{device[1]}")
+        raise ValueError(f"{name}: is on {seen.device[0]}:{seen.device[1]}, the arguments before "
+                         f"it on {device[0]}:{device[1]}")
     fits = len(seen.shape) == len(shape) and all(
         want is None or want == got for want, got in zip(shape, seen.shape)
     )
@@ -64,7 +64,7 @@ def expect(seen, name: str, kind, device, shape, names: str) -> None:
 
 
 def row_strides(seen, name: str, num_dims: int = 3) -> tuple:
-    """Strides of the leading dimensions, with those of single rows, which mean nothing, replaced."""
+    """Strides of the leading dimensions; those of single rows, which mean nothing, replaced."""
     shape, stride = seen.shape, list(seen.stride)
     least = shape[-1]
     for i in range(num_dims - 1, -1, -1):
@@ -138,7 +138,7 @@ def problem_key(problem) -> tuple:
 class Launch:
     """The structs of one signature, filled but for the pointers."""
 
-    def __init__(self, adaptor, device, problem, tensors):
+    def __init__(self, adaptor, device, problem, tensors, like):
         self.adaptor = adaptor
         self.device = device
         self.on_cuda = device[0] == "cuda"
@@ -147,7 +147,6 @@ class Launch:
         self.problem_at = ctypes.addressof(problem)
         self.problem_key = problem_key(problem)
         self.schedule_shape = schedule_shape(problem)
-        self.kind = BF16 if problem.dtype == abi.DTYPE_BF16 else F16
         self.batch_invariant = problem.batch_invariant
         self.has_extra_pool = problem.extra_topk > 0
         self.tensors = tensors
@@ -161,15 +160,32 @@ class Launch:
         self.workspace_bytes = sizes.workspace_bytes
         sparse = problem.op != abi.OP_DENSE_DECODE
         self.num_reqs = problem.batch * (problem.s_q if sparse else 1)
-        self.out_shape = (problem.batch, problem.s_q, problem.h_q, D_V)
-        self.lse_shape = (problem.batch, problem.h_q, problem.s_q)
+        self._prepare_results(problem, like)
         # For plans whose buffer someone else keeps: bound to the problem once, moved as needed.
         # Attaching reads no buffer, so any aligned address does for now.
         self.attached = abi.Plan(buffer=64, buffer_bytes=self.plan_bytes)
         self.attached_at = ctypes.addressof(self.attached)
+        self.table_type = None  # Type and signature
         self.table_signature = None  # of the caller's buffer that was last looked at,
         self.table_serves = False  # and whether the schedule in such a buffer is this call's
         check(lib.mla_plan_attach(self.context, self.problem_at, self.attached_at))
+
+    def _prepare_results(self, problem, like) -> None:
+        """Makers of what the caller does not bring: outputs, and on a GPU the workspace."""
+        b, s_q, h_q = problem.batch, problem.s_q, problem.h_q
+        out_shape, lse_shape = (b, s_q, h_q, D_V), (b, h_q, s_q)
+        if problem.op == abi.OP_SPARSE_PREFILL:
+            out_shape, lse_shape = out_shape[1:], (s_q, h_q)
+        kind = BF16 if problem.dtype == abi.DTYPE_BF16 else F16
+        maker = self.adaptor.maker
+        self.new_out = maker(out_shape, kind, like)
+        self.new_lse = maker(lse_shape, F32, like)
+        # A plan that is built within the call lies behind the workspace.
+        self.plan_offset = (self.workspace_bytes + 15) & ~15
+        self.scratch_bytes = self.plan_offset + self.plan_bytes
+        if self.on_cuda:
+            self.new_workspace = maker((self.workspace_bytes,), BYTE, like)
+            self.new_scratch = maker((self.scratch_bytes,), BYTE, like)
 
     def stream(self) -> int:
         return self.adaptor.stream(self.device[1]) if self.on_cuda else 0
@@ -224,7 +240,7 @@ def _prepare_block_table(adaptor, problem, tensors, device, block_table, cache_s
     expect(seen, "block_table", I32, device, (problem.batch, None), "[batch, max_pages]")
     max_pages = seen.shape[1]
     if problem.batch > 1 and max_pages > 0 and seen.stride[0] < 1:
-        raise ValueError(f"block_table: rows are {seen.stride[0]} elements apart; pass a copy of it")
+        raise ValueError(f"block_table: rows are {seen.stride[0]} elements apart; pass a copy")
     tensors.max_pages = max_pages
     if problem.batch > 1:
         tensors.block_table_stride = seen.stride[0]
@@ -309,7 +325,7 @@ def prepare_decode(adaptor, q, k_cache, block_table, cache_seqlens, indices, att
     if attn_sink is not None:
         expect(describe(adaptor, attn_sink, "attn_sink"), "attn_sink", F32, device, (h_q,), "[h_q]")
     _prepare_outputs(adaptor, problem, tensors, device, seen_q.kind, out, lse)
-    return Launch(adaptor, device, problem, tensors)
+    return Launch(adaptor, device, problem, tensors, q)
 
 
 def set_scale(problem, softmax_scale) -> None:
@@ -347,7 +363,7 @@ def prepare_prefill(adaptor, q, kv, indices, attn_sink, topk_length, options) ->
         _lengths_vector(adaptor, topk_length, "topk_length", device, s_q, "[s_q]")
     if attn_sink is not None:
         expect(describe(adaptor, attn_sink, "attn_sink"), "attn_sink", F32, device, (h_q,), "[h_q]")
-    return Launch(adaptor, device, problem, tensors)
+    return Launch(adaptor, device, problem, tensors, q)
 
 
 class _LaunchTable(threading.local):

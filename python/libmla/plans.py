@@ -40,7 +40,7 @@ class PlanPart:
 def new_table(adaptor, num_bytes: int, like):
     """An int32 table [n, 8] with room for a plan, on the device of `like`."""
     records = -(-num_bytes // _RECORD_BYTES)
-    return adaptor.empty((records, _RECORD_INTS), I32, like)
+    return adaptor.maker((records, _RECORD_INTS), I32, like)()
 
 
 def build(launch, lengths, plan, lengths_of_call) -> None:
@@ -122,7 +122,7 @@ class Plan:
         """What a `workspace` for calls with this plan must hold."""
         return self._launch.workspace_bytes
 
-    def update(self, cache_seqlens=None, *, topk_length=None, extra_topk_length=None) -> "Plan":
+    def update(self, cache_seqlens=None, *, topk_length=None, extra_topk_length=None) -> Plan:
         """Rebuilds the schedule in place, on the current stream, for other lengths.
 
         Give what the plan was made with: cache_seqlens [batch] for dense decode, topk_length and
@@ -159,7 +159,7 @@ class Plan:
         return parts
 
     def num_splits(self):
-        """FlashMLA's num_splits, int32 [batch + 1]: request i has num_splits[i+1] - num_splits[i]."""
+        """FlashMLA's num_splits, int32 [batch + 1], cumulative: request i is in so many pieces."""
         p = self._launch.problem
         records = self.table[_HEADER_RECORDS : self._launch.plan_bytes // _RECORD_BYTES]
         return self._launch.adaptor.split_table(records, p.batch, self._launch.num_reqs)

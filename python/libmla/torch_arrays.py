@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from .arrays import BF16, BYTE, F16, F32, I32, I64, Described
@@ -57,8 +59,10 @@ class TorchArrays:
         return Described(tuple(tensor.shape), tensor.stride(), kind, tensor.dtype, device)
 
     @staticmethod
-    def empty(shape, kind, like):
-        return torch.empty(shape, dtype=_TYPES[kind], device=like.device)
+    def maker(shape, kind, like):
+        # Likeness to a tensor is quicker than a shape, a dtype and a device; one element is enough.
+        one = torch.empty(1, dtype=_TYPES[kind], device=like.device).expand(shape)
+        return partial(torch.empty_like, one, memory_format=torch.contiguous_format)
 
     @staticmethod
     def writable(tensor) -> bool:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# On a machine with a Hopper GPU, nvcc and torch: builds the library, runs the tests on CUDA tensors
-# and prints what a call costs the host.
+# On a machine with a Hopper GPU, nvcc and torch: builds the library, runs the tests on CUDA tensors,
+# prints what a call costs the host and ends with the package's own check.
 #
 #   python/tests/gpu_session.sh            a sample of the dense grid, about two minutes
 #   python/tests/gpu_session.sh --full     all of it (3456 cases)
@@ -33,4 +33,5 @@ else
     run "$tests/test_dense.py"
 fi
 run -s "$tests/test_overhead.py"
+"$python" -m libmla check --device cuda || status=1
 exit $status

@@ -161,7 +161,7 @@ def test_two_streams_at_once():
                 results[i].append(batch.call(libmla.get_mla_metadata()[0]))
     torch.cuda.synchronize()
     for batch, calls in zip(batches, results):
-        for out, lse in calls:
+        for out, _ in calls:
             assert torch.equal(out, calls[0][0])
         batch.check(*calls[0])
 
@@ -216,8 +216,21 @@ def test_operations_the_gpu_lacks_say_so():
 
 def test_tensors_of_two_devices():
     batch = GraphBatch()
-    with pytest.raises(ValueError, match="cache_seqlens: is on cpu:0, but q is on cuda:0"):
+    with pytest.raises(ValueError, match="cache_seqlens: is on cpu:0, the arguments"):
         batch.call(libmla.get_mla_metadata()[0], seqlens=batch.seqlens.cpu())
+
+
+def test_cupy():
+    cupy = pytest.importorskip("cupy")
+    batch = GraphBatch(DenseCase(6, 2, 700, 16, seed=3, dtype=torch.float16))
+    arrays = [cupy.from_dlpack(tensor)
+              for tensor in (batch.q, batch.cache, batch.table, batch.seqlens)]
+    torch.cuda.synchronize()
+    out, lse = libmla.flash_mla_with_kvcache(*arrays, 512, libmla.get_mla_metadata()[0],
+                                             causal=True)
+    assert type(out) is cupy.ndarray
+    cupy.cuda.get_current_stream().synchronize()
+    batch.check(torch.from_dlpack(out), torch.from_dlpack(lse))
 
 
 def test_host_time_of_a_call(capsys):

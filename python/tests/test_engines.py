@@ -203,8 +203,68 @@ def test_num_splits_tell_the_schedule(device):
 
 @pytest.mark.parametrize("s_q,h_q,h_kv", [(4, 20, 1), (3, 9, 3), (2, 128, 1), (2, 126, 2)])
 def test_older_metadata_with_odd_heads(s_q, h_q, h_kv, device):
-    """The tensor tells rows, not tokens and heads; where that matters, the call plans for itself."""
+    """The tensor tells rows, not tokens and heads; where that matters, the call plans itself."""
     batch = DenseBatch(DenseCase(3, s_q, 300, h_q, h_kv), device)
     metadata, num_splits = flash_mla.get_mla_metadata(batch.seqlens, s_q * h_q // h_kv, h_kv)
     batch.check(*flash_mla.flash_mla_with_kvcache(
         batch.q, batch.cache, batch.table, batch.seqlens, 512, metadata, num_splits, causal=True))
+
+
+@pytest.fixture
+def pretended_gpu(monkeypatch):
+    """CPU tensors that pass for CUDA's, so that what Python does for a GPU runs without one."""
+    from libmla import device, launch, torch_arrays
+
+    cpu, arrays = device.context_of(("cpu", 0)), torch_arrays.TorchArrays
+    real = arrays.describe
+    capturing = [False]
+    monkeypatch.setattr(launch, "context_of", lambda where: cpu)
+    monkeypatch.setattr(launch, "launch_table", launch._LaunchTable())
+    monkeypatch.setattr(arrays, "describe", staticmethod(
+        lambda tensor: real(tensor)._replace(device=("cuda", 0))))
+    monkeypatch.setattr(arrays, "stream", staticmethod(lambda index: 0))
+    monkeypatch.setattr(arrays, "capturing", staticmethod(lambda: capturing[0]))
+    for module in ("attention", "drop_in"):
+        monkeypatch.setattr(f"libmla.{module}.launch_table", launch.launch_table)
+    return capturing
+
+
+@pytest.mark.parametrize("style", ["object", "vllm"])
+def test_schedules_of_captures_stay_apart(style, pretended_gpu):
+    """A plan made in a capture lives in the graph's memory and is never filled outside of it."""
+    batch = DenseBatch(case())
+    if style == "object":
+        metadata, _ = flash_mla.get_mla_metadata()
+    else:
+        metadata, _ = flash_mla.get_mla_metadata(batch.seqlens, 32, 1)
+
+    def kept_plan():
+        batch.check(*flash_mla.flash_mla_with_kvcache(
+            batch.q, batch.cache, batch.table, batch.seqlens, 512, metadata, causal=True))
+        return metadata._mla_plan
+
+    before = kept_plan()
+    assert (before is None) == (style == "vllm")  # there the schedule is in the tensor
+    pretended_gpu[0] = True
+    captured = kept_plan()
+    assert captured is not None and captured is not before
+    assert kept_plan() is captured  # the other layers of the capture share it
+    pretended_gpu[0] = False
+    if style == "object":
+        assert kept_plan() is not captured
+
+
+@pytest.mark.parametrize("style", ["kept", "within", "invariant"])
+def test_what_python_does_for_a_gpu(style, pretended_gpu):
+    from libmla import decode, plan_decode
+
+    batch = DenseBatch(case(b=5))
+    arrays = (batch.q, batch.cache, batch.table, batch.seqlens)
+    options = dict(causal=True, lse_empty_pos_inf=True)
+    if style == "kept":
+        plan = plan_decode(*arrays, causal=True)
+        workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8)
+        batch.check(*decode(*arrays, plan=plan, **options))
+        batch.check(*decode(*arrays, plan=plan, workspace=workspace, **options))
+    else:
+        batch.check(*decode(*arrays, batch_invariant=style == "invariant", **options))

@@ -1,4 +1,4 @@
-"""Wrong arguments raise ValueError, TypeError or NotImplementedError that name them; none crashes."""
+"""Wrong arguments raise ValueError, TypeError or NotImplementedError naming them; none crashes."""
 
 import libmla
 import numpy as np
@@ -34,7 +34,7 @@ WRONG = [
     ("q", None, TypeError, "q: expected"),
     ("k_cache", None, TypeError, "k_cache: is None"),
     ("k_cache", np.zeros((4, 16, 576), np.float16), ValueError, "k_cache: expected shape"),
-    ("k_cache", np.zeros((4, 16, 1, 576), np.uint16), TypeError, "k_cache: dtype must be that of q"),
+    ("k_cache", np.zeros((4, 16, 1, 576), np.uint16), TypeError, "dtype must be that of q"),
     ("k_cache", np.zeros((4, 16, 1, 656), np.uint8), TypeError, "is_fp8_kvcache=True"),
     ("k_cache", np.zeros((4, 16, 3, 576), np.float16), ValueError, "h_kv = 3"),
     ("k_cache", "cache", TypeError, "k_cache: expected"),
@@ -59,11 +59,12 @@ WRONG = [
     ("attn_sink", np.zeros(8, np.float64), TypeError, "attn_sink: dtype"),
     ("attn_sink", np.zeros(7, np.float32), ValueError, "attn_sink: expected shape"),
     ("topk_length", np.zeros(2, np.int32), ValueError, "topk_length: is set, but indices is None"),
-    ("extra_k_cache", np.zeros((4, 16, 1, 576), np.float16), ValueError, "extra_indices_in_kvcache"),
+    ("extra_k_cache", np.zeros((4, 16, 1, 576), np.float16), ValueError, "extra_indices_in_kv"),
     ("out", np.zeros((2, 3, 8, 511), np.float16), ValueError, "out: expected shape"),
     ("out", np.broadcast_to(np.float16(0), (2, 3, 8, 512)), ValueError, "out: "),
     ("lse", np.zeros((2, 3, 8), np.float32), ValueError, "lse: expected shape"),
     ("workspace", np.zeros(4, np.int32), ValueError, "workspace: expected"),
+    ("workspace", b"1234", TypeError, "workspace: expected"),
 ]
 
 

@@ -23,7 +23,8 @@ def _run(command):
 def _results(text):
     """(tokens, hidden values) of each request."""
     lines = re.findall(r"request \d: ([\d ]+)  hidden (.*)", text)
-    return [(tokens.split(), [float(value) for value in hidden.split()]) for tokens, hidden in lines]
+    return [(tokens.split(), [float(value) for value in hidden.split()])
+            for tokens, hidden in lines]
 
 
 def test_python_and_c_agree(tmp_path):

@@ -30,21 +30,25 @@ typedef struct key_tile {
 /* What is done between the tile products of one panel of keys. */
 typedef struct side_work {
     mla_bf16_scratch *scratch;
-    const uint8_t *const *rows; /* V of the panel's keys */
-    int32_t first_pair;         /* of the panel, in the block */
-    int32_t pairs;              /* of a step */
-    int32_t prefetch_lines;     /* of a step */
+    const uint8_t *value_row[MLA_BF16_PANEL]; /* of the panel's keys */
+    int32_t first_pair;                       /* of the panel, in the block */
+    int32_t pairs;                            /* of a step */
+    int32_t prefetch_lines;                   /* of a step */
 } side_work;
 
-/* The rows of 16 keys as a tile; copied into scratch->rows when they lie unevenly. */
+/*
+ * The rows of 16 keys as a tile; copied into scratch->rows when they lie unevenly. V is then read
+ * from the copy too, unless its rows are others.
+ */
 static key_tile gather_keys(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t key,
-                            mla_bf16_span span)
+                            mla_bf16_span span, const uint8_t **value_row)
 {
     const uint8_t *const *row = block->key_row + key;
     intptr_t stride = (intptr_t)((uintptr_t)row[1] - (uintptr_t)row[0]);
     bool even = true;
-    for (int32_t i = 2; i < MLA_TILE_ROWS; i++) {
-        even = even && (intptr_t)((uintptr_t)row[i] - (uintptr_t)row[i - 1]) == stride;
+    for (int32_t i = 0; i < MLA_TILE_ROWS; i++) {
+        even = even && (i == 0 || (intptr_t)((uintptr_t)row[i] - (uintptr_t)row[i - 1]) == stride);
+        value_row[i] = block->value_row[key + i];
     }
     if (even) {
         return (key_tile){row[0], stride};
@@ -55,6 +59,7 @@ static key_tile gather_keys(mla_bf16_scratch *scratch, const mla_bf16_block *blo
             memcpy(copy + 2 * span.begin, row[i] + 2 * span.begin,
                    2 * (size_t)(span.end - span.begin));
         }
+        value_row[i] = value_row[i] == row[i] ? copy : value_row[i];
     }
     return (key_tile){scratch->rows[key], MLA_BF16_ROW_BYTES};
 }
@@ -68,7 +73,8 @@ static inline void do_side_work(const side_work *work, int32_t pass, int64_t d)
                                                              : PANEL_PAIRS;
         int64_t strip = d / MLA_BF16_LANES;
         for (int32_t pair = pass * work->pairs; pair < end; pair++) {
-            mla_bf16_pair_columns(work->rows[2 * pair] + d * 2, work->rows[2 * pair + 1] + d * 2,
+            mla_bf16_pair_columns(work->value_row[2 * pair] + d * 2,
+                                  work->value_row[2 * pair + 1] + d * 2,
                                   scratch->v[strip][work->first_pair + pair],
                                   scratch->v[strip + 1][work->first_pair + pair]);
         }
@@ -136,9 +142,11 @@ static void amx_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block, i
                       .pairs = (PANEL_PAIRS + passes - 1) / passes,
                       .prefetch_lines = (panel_lines + panel_steps - 1) / panel_steps};
     for (int32_t key = 0; key < block->padded_keys; key += MLA_BF16_PANEL) {
-        key_tile keys[2] = {gather_keys(scratch, block, key, span),
-                            gather_keys(scratch, block, key + MLA_TILE_ROWS, span)};
-        work.rows = block->value_row + key;
+        key_tile keys[2];
+        for (int32_t i = 0; i < 2; i++) {
+            keys[i] = gather_keys(scratch, block, key + i * MLA_TILE_ROWS, span,
+                                  work.value_row + i * MLA_TILE_ROWS);
+        }
         work.first_pair = key / 2;
         mla_tile_fence();
         for (int32_t group = 0; group < groups; group += 2) {

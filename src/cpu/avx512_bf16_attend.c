@@ -6,6 +6,9 @@
 #include <immintrin.h>
 #include <math.h>
 
+/* Any weight that counts, times this, is large; and 0 times this is 0. */
+#define HUGE_VALUE 0x1p60f
+
 /* A job on its way through the blocks. */
 typedef struct bf16_pass {
     const mla_cpu_job *job;
@@ -133,7 +136,10 @@ static void attend_block(bf16_pass *pass, mla_bf16_block *block)
         pass->engine->scores(scratch, block, pass->groups, whole);
     }
     bool all_see_all = pass->fewest_keys >= block->begin + block->num_keys;
-    if (!all_see_all) {
+    if (all_see_all) {
+        scratch->value_max = fminf(mla_bf16_largest_value(scratch, block->padded_keys), HUGE_VALUE);
+    } else {
+        scratch->value_max = HUGE_VALUE;
         mla_bf16_hide_non_finite(scratch, block->padded_keys);
     }
     bool masked = !all_see_all || block->num_keys < block->padded_keys;

@@ -14,6 +14,7 @@
 #include "bf16_vectors.h"
 #include "cpu_features.h"
 #include "narrow_row.h"
+#include "unroll.h"
 
 #include <assert.h>
 #include <string.h>
@@ -45,31 +46,31 @@ static inline __attribute__((always_inline)) void product_tile(int vecs, const b
                                                                float *const *c)
 {
     __m512 acc[TILE][VECS];
-#pragma GCC unroll 8
+    MLA_UNROLL
     for (int i = 0; i < TILE; i++) {
-#pragma GCC unroll 3
+        MLA_UNROLL
         for (int v = 0; v < vecs; v++) {
             acc[i][v] = _mm512_setzero_ps();
         }
     }
     for (int64_t k = 0; k < depth; k++) {
         __m512bh b_k[VECS];
-#pragma GCC unroll 3
+        MLA_UNROLL
         for (int v = 0; v < vecs; v++) {
             b_k[v] = (__m512bh)_mm512_load_si512(b[v] + k * MLA_BF16_LANES);
         }
-#pragma GCC unroll 8
+        MLA_UNROLL
         for (int i = 0; i < TILE; i++) {
             __m512bh a_ik = broadcast_pair(a->row[i] + k * a->step);
-#pragma GCC unroll 3
+            MLA_UNROLL
             for (int v = 0; v < vecs; v++) {
                 acc[i][v] = _mm512_dpbf16_ps(acc[i][v], a_ik, b_k[v]);
             }
         }
     }
-#pragma GCC unroll 8
+    MLA_UNROLL
     for (int i = 0; i < TILE; i++) {
-#pragma GCC unroll 3
+        MLA_UNROLL
         for (int v = 0; v < vecs; v++) {
             float *c_i = c[v] + i * MLA_BF16_LANES;
             __m512 sum = accumulate ? _mm512_add_ps(_mm512_load_ps(c_i), acc[i][v]) : acc[i][v];

@@ -254,6 +254,22 @@ void mla_bf16_decode(const mla_key_rows *keys, mla_bf16_block *block, mla_bf16_s
     }
 }
 
+float mla_bf16_largest_value(const mla_bf16_scratch *scratch, int32_t padded_keys)
+{
+    /* Without their signs, bf16 numbers compare like integers. */
+    const __m512i magnitude = _mm512_set1_epi16(INT16_MAX);
+    __m512i max = _mm512_setzero_si512();
+    for (int32_t strip = 0; strip < MLA_BF16_STRIPS; strip++) {
+        for (int32_t pair = 0; pair < padded_keys / 2; pair++) {
+            __m512i values = _mm512_load_si512(scratch->v[strip][pair]);
+            max = _mm512_max_epu16(max, _mm512_and_si512(values, magnitude));
+        }
+    }
+    __m512i odd = _mm512_srli_epi32(max, 16),
+            even = _mm512_and_si512(max, _mm512_set1_epi32(0xffff));
+    return mla_bf16_to_f32((uint16_t)_mm512_reduce_max_epu32(_mm512_max_epu32(odd, even)));
+}
+
 void mla_bf16_use_low_values(mla_bf16_block *block, mla_bf16_scratch *scratch)
 {
     assert(block->split);

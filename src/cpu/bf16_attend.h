@@ -88,10 +88,11 @@ typedef struct mla_bf16_scratch {
     alignas(64) float row_ref[MLA_CPU_TILE_ROWS]; /* weights are exp2(S - ref); base 2 */
     alignas(64) float row_max[MLA_CPU_TILE_ROWS]; /* base 2 */
     alignas(64) float row_sum[MLA_CPU_TILE_ROWS];
-    alignas(64) float row_rounded[MLA_CPU_TILE_ROWS]; /* sum of P^2 where P was left rounded */
+    alignas(64) float row_rounded[MLA_CPU_TILE_ROWS]; /* sum of (P max |V|)^2 where P was rounded */
     alignas(64) float rescale[MLA_BF16_LANES];        /* of the group at work */
     alignas(64) int32_t visible[MLA_CPU_TILE_ROWS];   /* keys of the block that a row sees */
     uint16_t few_keys[MLA_BF16_GROUPS]; /* bit r: row r needs the remainders in this block */
+    float value_max; /* largest |V| of the block; huge if not all rows see all its keys */
     bool has_nan_columns;
     uint32_t nan_columns[MLA_CPU_TILE_ROWS][MLA_D_V / 32]; /* bit masks, if has_nan_columns */
     mla_bf16_block block[2]; /* the block at work and the one being prefetched */
@@ -135,6 +136,9 @@ void mla_bf16_decode(const mla_key_rows *keys, mla_bf16_block *block, mla_bf16_s
 /* The columns of `span`, as far as there are, of scratch->v. */
 void mla_bf16_pair_values(mla_bf16_scratch *scratch, const mla_bf16_block *block,
                           mla_bf16_span span);
+
+/* The largest |V| of scratch->v. */
+float mla_bf16_largest_value(const mla_bf16_scratch *scratch, int32_t padded_keys);
 
 /* Puts the low parts of V in place of a split block's value rows. */
 void mla_bf16_use_low_values(mla_bf16_block *block, mla_bf16_scratch *scratch);

@@ -2,6 +2,8 @@
 #ifndef MLA_CPU_BF16_VECTORS_H
 #define MLA_CPU_BF16_VECTORS_H
 
+#include "unroll.h"
+
 #include <immintrin.h>
 #include <stdint.h>
 
@@ -9,12 +11,12 @@
 static inline __attribute__((always_inline)) void mla_transpose_16x16(__m512i rows[16])
 {
     __m512i a[16];
-#pragma GCC unroll 8
+    MLA_UNROLL
     for (int i = 0; i < 16; i += 2) {
         a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
         a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
     }
-#pragma GCC unroll 4
+    MLA_UNROLL
     for (int i = 0; i < 16; i += 4) {
         rows[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
         rows[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
@@ -22,7 +24,7 @@ static inline __attribute__((always_inline)) void mla_transpose_16x16(__m512i ro
         rows[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
     }
     /* Now 128-bit lane j of rows[4k + c] holds words 4k ... 4k + 3 of column 4j + c. */
-#pragma GCC unroll 4
+    MLA_UNROLL
     for (int c = 0; c < 4; c++) {
         __m512i even01 = _mm512_shuffle_i32x4(rows[c], rows[4 + c], 0x88);
         __m512i odd01 = _mm512_shuffle_i32x4(rows[c], rows[4 + c], 0xdd);

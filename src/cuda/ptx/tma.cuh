@@ -1,0 +1,64 @@
+/* Tensor copies (TMA), L2 policies and the ordering instructions around them, one a function. */
+#ifndef MLA_PTX_TMA_CUH
+#define MLA_PTX_TMA_CUH
+
+#include <stdint.h>
+
+namespace mla_ptx
+{
+
+/* One thread: brings a tensor map (a kernel parameter) into the descriptor cache. */
+__device__ __forceinline__ void tensor_map_prefetch(const void *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* Encoding of an L2 policy that lets the copied lines be replaced first. */
+static constexpr uint64_t kL2EvictFirst = 0x12f0000000000000ull;
+/* And of the one that keeps them longest. */
+static constexpr uint64_t kL2EvictLast = 0x14f0000000000000ull;
+
+/* One thread: a box of a 4-D tensor to shared memory; its bytes complete on `barrier`. */
+__device__ __forceinline__ void tma_load_4d(uint32_t smem, const void *map, uint32_t barrier,
+                                            uint64_t policy, int32_t c0, int32_t c1, int32_t c2,
+                                            int32_t c3)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(smem),
+                 "l"(map), "r"(barrier), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+                 : "memory");
+}
+
+/* One thread: the same from a 5-D tensor. */
+__device__ __forceinline__ void tma_load_5d(uint32_t smem, const void *map, uint32_t barrier,
+                                            uint64_t policy, int32_t c0, int32_t c1, int32_t c2,
+                                            int32_t c3, int32_t c4)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(smem),
+                 "l"(map), "r"(barrier), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+                 : "memory");
+}
+
+/* Each writing thread: orders its shared-memory stores before later accesses of tensor cores and
+ * copy engine that a barrier makes follow. */
+__device__ __forceinline__ void fence_proxy_async()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Any thread of every CTA: the dependent launch of this stream may start once all have called it. */
+__device__ __forceinline__ void launch_dependents()
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* Waits until the launches this one depends on have finished and their stores are visible. */
+__device__ __forceinline__ void wait_dependencies()
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+} // namespace mla_ptx
+
+#endif

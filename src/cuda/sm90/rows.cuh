@@ -1,0 +1,91 @@
+/* Query rows of a tile: which exist, where they lie, and storing accumulators to them. */
+#ifndef MLA_CUDA_ROWS_CUH
+#define MLA_CUDA_ROWS_CUH
+
+#include "dense_args.h"
+#include "ptx/warp.cuh"
+
+/* A row by its number in the request (see mla_sm90_dense_args). */
+struct mla_tile_row {
+    int32_t token;
+    int32_t head; /* in the group */
+    bool exists;
+};
+
+__device__ __forceinline__ int32_t row_token(const mla_sm90_dense_args &args, int32_t row)
+{
+    const uint64_t inverse = args.group_pad_inverse;
+    return inverse == 0 ? row : (int32_t)__umul64hi((uint64_t)row, inverse);
+}
+
+__device__ __forceinline__ mla_tile_row tile_row(const mla_sm90_dense_args &args, int32_t row)
+{
+    mla_tile_row at;
+    at.token = row_token(args, row);
+    at.head = row - at.token * args.group_pad;
+    at.exists = at.token < args.s_q && at.head < args.group;
+    return at;
+}
+
+/* Offset of a row in a [batch, s_q, h_q] tensor of these strides. */
+__device__ __forceinline__ int64_t row_offset(const mla_sm90_dense_args &args,
+                                              const int64_t *stride, int32_t req, int32_t kv_head,
+                                              mla_tile_row at)
+{
+    return req * stride[0] + at.token * stride[1] +
+           ((int64_t)kv_head * args.group + at.head) * stride[2];
+}
+
+template <bool f16> __device__ __forceinline__ uint32_t pack_pair(float lo, float hi)
+{
+    return f16 ? mla_ptx::pack_f16(lo, hi) : mla_ptx::pack_bf16(lo, hi);
+}
+
+/*
+ * Transposes 4 x 4 words among the four lanes of a quad: lane t ends with word t of every lane.
+ * Accumulators give a lane two neighbouring columns of four groups of 8; afterwards it has all
+ * eight columns of group t, one 16-byte store.
+ */
+__device__ __forceinline__ void quad_transpose(uint32_t (&x)[4])
+{
+    const int32_t lane = threadIdx.x % 4;
+#pragma unroll
+    for (int32_t bit = 1; bit <= 2; bit *= 2) {
+        const bool upper = (lane & bit) != 0;
+#pragma unroll
+        for (int32_t i = 0; i < 2; ++i) {
+            const int32_t lo = bit == 1 ? 2 * i : i, hi = lo + bit;
+            const uint32_t sent = upper ? x[lo] : x[hi];
+            const uint32_t got = __shfl_xor_sync(0xffffffffu, sent, bit);
+            x[lo] = upper ? got : x[lo];
+            x[hi] = upper ? x[hi] : got;
+        }
+    }
+}
+
+/*
+ * Stores 32 columns of the two rows of a lane: `acc` holds their four column groups, `out0` and
+ * `out1` point to the first of the columns in each row, or are null for rows that do not exist.
+ */
+template <bool f16>
+__device__ __forceinline__ void store_columns(const float *acc, uint16_t *out0, uint16_t *out1,
+                                              float factor0, float factor1)
+{
+    uint32_t row0[4], row1[4];
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) {
+        row0[i] = pack_pair<f16>(acc[4 * i] * factor0, acc[4 * i + 1] * factor0);
+        row1[i] = pack_pair<f16>(acc[4 * i + 2] * factor1, acc[4 * i + 3] * factor1);
+    }
+    quad_transpose(row0);
+    quad_transpose(row1);
+    const int32_t column = threadIdx.x % 4 * 8;
+    if (out0 != nullptr) {
+        *(uint4 *)(out0 + column) = make_uint4(row0[0], row0[1], row0[2], row0[3]);
+    }
+    if (out1 != nullptr) {
+        *(uint4 *)(out1 + column) = make_uint4(row1[0], row1[1], row1[2], row1[3]);
+    }
+}
+
+#endif

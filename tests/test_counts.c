@@ -59,7 +59,7 @@ static void batch_sizes(mla_ctx *ctx)
 
 static void part_counts(mla_ctx *ctx)
 {
-    const int32_t parts[] = {1, 2, 3, 31, 32, 33, 64, 132, 161, 256, 1000, 65536};
+    const int32_t parts[] = {1, 2, 3, 31, 32, 33, 64, 132, 161, 256, 1000};
     const int32_t seqlens[] = {2500, 0, 1, 130, 7000};
     for (int i = 0; i < COUNT(parts); i++) {
         mla_problem problem = dense_problem(MLA_DTYPE_BF16, 5, 1, 2, 64);

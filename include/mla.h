@@ -381,7 +381,7 @@ typedef struct mla_plan_part {
     int32_t begin_block;
     int32_t end_block;
     /* When this part holds the first piece of a request that later parts continue: the number of
-     * consecutive parts, from this one, that the request spans. Else 0. */
+     * consecutive parts, from this one, that the request spans, idle ones among them. Else 0. */
     int32_t num_splits;
     int32_t num_blocks;
 } mla_plan_part;

@@ -108,11 +108,11 @@ static mla_status resolve_pool(const mla_shape *shape, mla_pool *pool, int64_t p
     if (pool->num_pages > 0 && pool->data == NULL) {
         return mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s.data = NULL", name);
     }
-    const mla_problem *p = &shape->problem;
-    mla_status status = check_aligned(pool->data, (size_t)shape->kv_elem_bytes, name);
-    if (status != MLA_OK) {
-        return status;
+    if ((uintptr_t)pool->data % (size_t)shape->kv_elem_bytes != 0) {
+        return mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s.data = %p: must be aligned to %lld bytes",
+                        name, pool->data, (long long)shape->kv_elem_bytes);
     }
+    const mla_problem *p = &shape->problem;
     return resolve_pool_strides(p->kv_format, pool->stride, pool->num_pages, page_size, p->h_kv,
                                 p->d_qk, page_bytes, name);
 }

@@ -324,7 +324,7 @@ static const spoiled_field DENSE_TENSORS[] = {
     {TENSORS_NULL(seqlens)},
     {TENSORS_BYTE(block_table)},
     {TENSORS_BYTE(seqlens)},
-    {FIELD(mla_tensors, kv.data), ADD, 1, INVALID, "tensors.kv = 0x"},
+    {FIELD(mla_tensors, kv.data), ADD, 1, INVALID, "tensors.kv.data = 0x"},
     {TENSORS(max_pages), -1, INVALID, "max_pages = -1"},
     {TENSORS(max_pages), INT64_MAX, INVALID, "max_pages = 9223372036854775807"},
     {TENSORS(max_pages), 1, INVALID, "seqlens[0] = 100"},
@@ -365,7 +365,7 @@ static const spoiled_field SPARSE_TENSORS[] = {
 static const spoiled_field PREFILL_TENSORS[] = {
     {TENSORS_NULL(indices)},
     {TENSORS_BYTE(max_logits)},
-    {FIELD(mla_tensors, kv.data), ADD, 1, INVALID, "tensors.kv = 0x"},
+    {FIELD(mla_tensors, kv.data), ADD, 1, INVALID, "tensors.kv.data = 0x"},
     {TENSORS_EXTRA(extra_kv.data)},
     {TENSORS_EXTRA(extra_indices)},
     {TENSORS_EXTRA(extra_topk_length)},

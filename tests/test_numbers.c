@@ -28,6 +28,17 @@ static void spreads_of_queries_and_keys(mla_ctx *ctx)
     }
 }
 
+/* Wide values under nearly even weights: every rounding of a weight counts a hundredfold. */
+static void wide_values_under_even_weights(mla_ctx *ctx)
+{
+    for (int dtype = MLA_DTYPE_BF16; dtype <= MLA_DTYPE_F16; dtype++) {
+        mla_problem problem = dense_problem((mla_dtype)dtype, 4, 1, 6, 64);
+        problem.softmax_scale = 1.0 / 2400.0;
+        check_case(ctx, &problem,
+                   &(case_options){.seed = 61, .seqlens = SEQLENS, .q_std = 0.1, .kv_std = 100});
+    }
+}
+
 static void spreads_of_fp8_rows(mla_ctx *ctx)
 {
     const double q_std[] = {0.1, 1, 10, 100, 1000};
@@ -375,6 +386,7 @@ int main(void)
 {
     const isa_scenario scenarios[] = {
         ISA_SCENARIO(spreads_of_queries_and_keys),
+        ISA_SCENARIO(wide_values_under_even_weights),
         ISA_SCENARIO(spreads_of_fp8_rows),
         ISA_SCENARIO(logits_of_ten_thousand),
         ISA_SCENARIO(all_keys_equal),

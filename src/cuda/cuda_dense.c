@@ -247,14 +247,16 @@ static mla_status encode_kv(const mla_ctx *ctx, const mla_shape *shape, const ml
     return encode_map(ctx, shape, map, 4, t->kv.data, dims, strides, box);
 }
 
-/* Keys that the block table has room for; none where the pool has no page. */
+/* Keys that the block table has room for, in whole blocks that 32 bits count; none where the pool
+ * has no page. */
 static int32_t table_tokens(const mla_shape *shape, const mla_tensors *t)
 {
     const int64_t page = shape->problem.page_size;
+    const int32_t most = INT32_MAX / MLA_BLOCK_TOKENS * MLA_BLOCK_TOKENS;
     if (t->kv.num_pages == 0) {
         return 0;
     }
-    return (int32_t)(t->max_pages < INT32_MAX / page ? t->max_pages * page : INT32_MAX);
+    return t->max_pages < most / page ? (int32_t)(t->max_pages * page) : most;
 }
 
 static mla_status check_tensors(const mla_shape *shape, const mla_tensors *t)

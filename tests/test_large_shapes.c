@@ -37,6 +37,14 @@ static void one_token_beside_a_hundred_thousand(mla_ctx *ctx)
     check_case(ctx, &problem, &(case_options){.seed = 7, .seqlens = seqlens});
 }
 
+static void the_largest_number_of_parts(mla_ctx *ctx)
+{
+    const int32_t seqlens[] = {2500, 0, 1, 130, 7000};
+    mla_problem problem = dense_problem(MLA_DTYPE_BF16, 5, 1, 2, 64);
+    problem.num_parts = 65536;
+    check_case(ctx, &problem, &(case_options){.seed = 8, .seqlens = seqlens});
+}
+
 int main(void)
 {
     const isa_scenario scenarios[] = {
@@ -44,6 +52,7 @@ int main(void)
         ISA_SCENARIO(seventy_thousand_requests),
         ISA_SCENARIO(batch_times_query_tokens_past_65535),
         ISA_SCENARIO(many_rows_of_one_request),
+        ISA_SCENARIO(the_largest_number_of_parts),
         ISA_SCENARIO(one_token_beside_a_hundred_thousand),
     };
     return RUN_ISA_SCENARIOS(scenarios);

@@ -214,6 +214,34 @@ def test_operations_the_gpu_lacks_say_so():
         assert "CUDA" in str(error)
 
 
+@pytest.mark.parametrize("row_bytes", [656, 584, 1152])
+def test_rows_are_packed_as_on_the_cpu(row_bytes):
+    torch.manual_seed(0)
+    rows = torch.randn(300, 512 if row_bytes == 584 else 576).bfloat16() * 3
+    slots = torch.randperm(7 * 64)[:300]
+    slots[::50] = -1
+    caches = []
+    for device in ("cpu", "cuda"):
+        if row_bytes == 1152:
+            cache = torch.zeros(7, 64, 1, 576, dtype=torch.bfloat16, device=device)
+        else:
+            cache = libmla.fp8_cache(7, 64, row_bytes, rows.to(device))
+        caches.append(libmla.pack_kv(rows.to(device), cache, slots.to(device)))
+    assert torch.equal(caches[0], caches[1].cpu())
+    back = [libmla.unpack_kv(cache, slots.to(cache.device)) for cache in caches]
+    assert torch.equal(back[0], back[1].cpu())
+
+
+def test_merge_agrees_with_the_cpu():
+    torch.manual_seed(0)
+    outs, lses = torch.randn(4, 3, 2, 16, 512).half(), torch.randn(4, 3, 16, 2)
+    lses[1, 0], lses[2, 1] = float("inf"), float("-inf")
+    want = libmla.merge(outs.unbind(), lses.unbind())
+    got = libmla.merge(outs.cuda().unbind(), lses.cuda().unbind())
+    torch.testing.assert_close(got[0].cpu(), want[0], rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(got[1].cpu(), want[1], rtol=1e-5, atol=1e-5)
+
+
 def test_tensors_of_two_devices():
     batch = GraphBatch()
     with pytest.raises(ValueError, match="cache_seqlens: is on cpu:0, the arguments"):

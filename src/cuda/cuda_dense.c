@@ -9,9 +9,10 @@
 #include <math.h>
 
 /*
- * In blocks of 64 keys. Starting and finishing a piece takes about 9,000 clocks, a block 2,800. While
- * that fills the chip, parts of two blocks are fine, and of one up to 16 parts: a larger minimum, 4,
- * changed nothing at 128 heads and lost 2 us of 14 and 1 of 23 at 16. (H200, November 2026.)
+ * In blocks of 64 keys. Starting and finishing a piece takes about 9,000 clocks, a block 2,800.
+ * While that fills the chip, parts of two blocks are fine, and of one up to 16 parts: a larger
+ * minimum, 4, changed nothing at 128 heads and lost 2 us of 14 and 1 of 23 at 16. (H200, November
+ * 2026.)
  */
 static const mla_cost_model cost_model = {.request_cost = 3,
                                           .block_cost = 1,

@@ -1,5 +1,4 @@
-/* What all warps of a dense decode CTA share: roles, barriers, shared memory, the place in the grid.
- */
+/* What all warps of a dense decode CTA share: roles, barriers, shared memory, place in the grid. */
 #ifndef MLA_CUDA_DENSE_CTA_CUH
 #define MLA_CUDA_DENSE_CTA_CUH
 

@@ -150,8 +150,8 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
         wait_for(sm.q_full, q_parity);
         qk_tile<f16, 4>(s, q8, 1, parity, true);
         wgmma_commit();
-        /* P0 V0_R is done while four products of S1 keep the tensor cores busy; after all twenty of
-         * this half it would be noticed 750 clocks later, and the next S0 would wait for its keys. */
+        /* P0 V0_R is done while four products of S1 keep the tensor cores busy. After all twenty of
+         * this half it would be noticed 750 clocks later, and the next S0 wait for its keys. */
         wgmma_wait<1>();
         wgmma_pin(o);
         release(sm.k_empty[0][1]);
@@ -269,7 +269,7 @@ __device__ __forceinline__ void dense_decode(const mla_sm90_dense_args &args)
         tensor_map_prefetch(&args.kv_map);
     }
     init_barriers();
-    /* Everything up to here overlapped the launch before; nothing of it read the caller's memory. */
+    /* All of this overlapped the launch before; nothing of it read the caller's memory. */
     wait_dependencies();
     const cta_place place = find_place<may_share_columns>(args);
     const int32_t role = __shfl_sync(0xffffffffu, (int32_t)threadIdx.x / WARPGROUP, 0);

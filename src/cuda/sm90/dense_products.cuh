@@ -70,8 +70,8 @@ __device__ __forceinline__ void scale_rows(float (&o)[n], float factor0, float f
     }
 }
 
-/* Zeroes rows `valid` on of `tiles` tiles of V: they lie past the request's end, may hold NaN, and a
- * numerator of 0 would not silence that. The warpgroup's barrier publishes it to its products. */
+/* Zeroes rows `valid` on of `tiles` tiles of V: they lie past the request's end, may hold NaN, and
+ * a numerator of 0 would not silence that. The warpgroup's barrier publishes it to its products. */
 template <int side, int tiles>
 __device__ __forceinline__ void zero_v_rows(int32_t buffer, int32_t first_tile, int32_t valid)
 {

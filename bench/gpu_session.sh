@@ -42,7 +42,8 @@ run() { # seconds, command ...
 sanitize() { # tool, filter
     if ! command -v compute-sanitizer >/dev/null; then
         echo "sanitizer: 0 passed, 0 failed, 1 skipped" | tee -a "$log"
-    elif timeout 100 compute-sanitizer --tool "$1" --error-exitcode 9 "$drivers/gpu_dense" check "$2" \
+    elif timeout 100 compute-sanitizer --tool "$1" --error-exitcode 9 \
+        "$drivers/gpu_dense" check "$2" \
         >"$log.$1" 2>&1; then
         echo "sanitizer $1 on '$2': 1 passed, 0 failed, 0 skipped" | tee -a "$log"
     else

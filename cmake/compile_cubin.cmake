@@ -1,5 +1,6 @@
-# Compiles one .cu file to a cubin and fails on what costs speed silently: spills, and wgmmas that
-# ptxas serialises (a debugging build, one with DEFINES, may). Variables: NVCC, SOURCE, OUTPUT, INCLUDES, DEFINES (lists).
+# Compiles one .cu file to a cubin and fails on what costs speed silently: spills, wgmmas that ptxas
+# serialises, and kernels above their budget. A debugging build, one with DEFINES, may do all that.
+# Variables: NVCC, SOURCE, OUTPUT; lists: INCLUDES, DEFINES, BUDGET (registers, static shared bytes).
 foreach(folder ${INCLUDES})
   list(APPEND flags -I${folder})
 endforeach()
@@ -14,8 +15,20 @@ execute_process(
   ERROR_VARIABLE report)
 string(REGEX MATCHALL "[^\n]*(C75(07|1[0-9]|20)\\)[^\n]*serialized|[1-9][0-9]* bytes spill)[^\n]*"
        slow "${report}")
+list(GET BUDGET 0 most_registers)
+list(GET BUDGET 1 most_smem)
+string(REGEX MATCHALL "Used [0-9]+ registers[^\n]*" kernels "${report}")
+foreach(kernel ${kernels})
+  string(REGEX MATCH "Used ([0-9]+)" registers "${kernel}")
+  if(CMAKE_MATCH_1 GREATER most_registers)
+    list(APPEND slow "${kernel}: the budget is ${most_registers}")
+  endif()
+  if(kernel MATCHES "([0-9]+) bytes smem" AND CMAKE_MATCH_1 GREATER most_smem)
+    list(APPEND slow "${kernel}: the budget is ${most_smem}")
+  endif()
+endforeach()
 if(NOT result EQUAL 0 OR (slow AND NOT DEFINES))
   file(REMOVE ${OUTPUT})
-  message(FATAL_ERROR "${SOURCE}:\n${report}")
+  message(FATAL_ERROR "${SOURCE}: ${slow}\n${report}")
 endif()
 file(WRITE ${OUTPUT}.log "${report}")

@@ -47,7 +47,7 @@ __device__ __forceinline__ void fence_proxy_async()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* Any thread of every CTA: the dependent launch of this stream may start once all have called it. */
+/* Any thread of every CTA: the dependent launch may start once all CTAs have called it. */
 __device__ __forceinline__ void launch_dependents()
 {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

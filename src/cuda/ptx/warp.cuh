@@ -7,7 +7,7 @@
 namespace mla_ptx
 {
 
-/* A warp: four 8x8 matrices of 16-bit values; lane l gives the address of row l % 8 of matrix l / 8. */
+/* A warp: four 8x8 matrices of 16-bit values; lane l has the address of row l % 8 of matrix l / 8. */
 __device__ __forceinline__ void stmatrix_x4(uint32_t smem, uint32_t r0, uint32_t r1, uint32_t r2,
                                             uint32_t r3)
 {

@@ -1,0 +1,108 @@
+/* What all warps of a dense decode CTA share: roles, barriers, shared memory, place in the grid. */
+#ifndef MLA_CUDA_DENSE_CTA_CUH
+#define MLA_CUDA_DENSE_CTA_CUH
+
+#include "pieces.cuh"
+#include "ptx/mbarrier.cuh"
+
+#ifdef MLA_HUNT_HANGS
+#include <stdio.h>
+#endif
+
+using namespace mla_ptx;
+
+enum { LEFT = 0, RIGHT = 1, PRODUCER = 2 };
+
+/* Named barriers; 0 is __syncthreads(). Count: both consumer warpgroups, or one. */
+enum {
+    BAR_P0_READY = 1,   /* left -> right: P0, factors and reference of the left are in place */
+    BAR_QK1_ISSUED = 2, /* right -> left: S1's products are queued, and P0 was read */
+    BAR_P1_READY = 3,   /* right -> left: P1, factors and reference of the right are in place */
+    BAR_ROW_SUMS = 4,   /* both: row sums, or halves of O that change sides, are in place */
+    BAR_LEFT = 5,       /* within the left warpgroup: V's unused rows are zero */
+    BAR_RIGHT = 6,
+};
+
+/* Columns of O that a CTA keeps where four of them share a piece. */
+enum { CTA_COLUMNS = MLA_SM90_D_V / MLA_SM90_COLUMN_PARTS };
+enum { CONSUMERS = 256, WARPGROUP = 128, CONSUMER_REGS = 232, PRODUCER_REGS = 40 };
+/* setmaxnreg shares out what the launch allocated, 168 registers for each of 384 threads. */
+static_assert(2 * CONSUMER_REGS + PRODUCER_REGS <= 3 * 168, "setmaxnreg would never return");
+static_assert(sizeof(mla_sm90_dense_smem) <= MLA_SM90_SMEM_LIMIT, "shared memory");
+static_assert(offsetof(mla_sm90_dense_smem, k) % 1024 == 0, "swizzle atoms are 1,024 bytes");
+static_assert(offsetof(mla_sm90_dense_smem, p) % 1024 == 0, "swizzle atoms are 1,024 bytes");
+
+extern __shared__ __align__(1024) uint8_t smem_bytes[];
+
+__device__ __forceinline__ mla_sm90_dense_smem &shared()
+{
+    return *(mla_sm90_dense_smem *)smem_bytes;
+}
+
+__device__ __forceinline__ uint32_t smem_addr(const void *pointer)
+{
+    return (uint32_t)__cvta_generic_to_shared(pointer);
+}
+
+/* The CTA's place in the grid: row tiles of a part are neighbours, so that they run in step and
+ * L2 merges their reads of the same keys; next come the parts of its columns. */
+struct cta_place {
+    int32_t part_idx, kv_head;
+    int32_t first_row;                 /* of the row tile */
+    int32_t column_part, column_parts; /* 0 and 1 in the seesaw */
+    mla_plan_part part;
+};
+
+template <bool may_share_columns>
+__device__ __forceinline__ cta_place find_place(const mla_sm90_dense_args &args)
+{
+    const mla_plan_part *parts = (const mla_plan_part *)(args.plan + 1);
+    cta_place place;
+    const int32_t unit = (int32_t)blockIdx.x / args.row_tiles;
+    place.kv_head = unit % args.h_kv;
+    place.part_idx = unit / args.h_kv;
+    place.first_row = (int32_t)blockIdx.x % args.row_tiles * MLA_SM90_TILE_ROWS;
+    place.column_part = 0;
+    place.column_parts = 1;
+    place.part = parts[place.part_idx];
+    if constexpr (may_share_columns) {
+        /* Both records are read at once, so that none waits for the header. */
+        const mla_plan_part shared_part = parts[place.part_idx / MLA_SM90_COLUMN_PARTS];
+        if (args.plan->column_parts == MLA_SM90_COLUMN_PARTS) {
+            place.part = shared_part;
+            place.column_parts = MLA_SM90_COLUMN_PARTS;
+            place.column_part = place.part_idx % MLA_SM90_COLUMN_PARTS;
+            place.part_idx /= MLA_SM90_COLUMN_PARTS;
+        }
+    }
+    return place;
+}
+
+#ifdef MLA_HUNT_HANGS
+/* A wait that gives up after a while and says so; the kernel then ends, with wrong results. */
+__device__ __noinline__ void report_stuck(int32_t barrier_idx, uint32_t parity)
+{
+    if (threadIdx.x % 32 == 0) {
+        printf("block %d warp %d gave up on barrier %d, parity %u\n", (int)blockIdx.x,
+               (int)threadIdx.x / 32, barrier_idx, parity);
+    }
+}
+
+__device__ __forceinline__ void wait_for(const uint64_t &barrier, uint32_t parity)
+{
+    for (int32_t i = 0; !mbarrier_try_wait(smem_addr(&barrier), parity); ++i) {
+        if (i == 100000) {
+            report_stuck((int32_t)(&barrier - shared().k_full[0]), parity);
+            return;
+        }
+    }
+}
+#else
+__device__ __forceinline__ void wait_for(const uint64_t &barrier, uint32_t parity)
+{
+    while (!mbarrier_try_wait(smem_addr(&barrier), parity)) {
+    }
+}
+#endif
+
+#endif

@@ -1,0 +1,83 @@
+/* The producer warps of dense decode: copies of K and Q into shared memory. */
+#ifndef MLA_CUDA_DENSE_PRODUCER_CUH
+#define MLA_CUDA_DENSE_PRODUCER_CUH
+
+#include "dense_cta.cuh"
+#include "ptx/tma.cuh"
+
+/* Copies one block's tile `tile` of K; a page smaller than the block takes several boxes. Pages
+ * past the request's last token are not looked up: the table's entry may be anything. */
+__device__ __forceinline__ void copy_k_tile(const mla_sm90_dense_args &args, const int32_t *pages,
+                                            int32_t block, int32_t tokens, int32_t buffer,
+                                            int32_t tile, int32_t kv_head)
+{
+    mla_sm90_dense_smem &sm = shared();
+    const uint32_t full = smem_addr(&sm.k_full[buffer][tile]);
+    const uint32_t to = smem_addr(sm.k[buffer][tile]);
+    const int32_t first = block * MLA_BLOCK_TOKENS, column = tile * MLA_SM90_TILE_COLS;
+    if (args.page_size >= MLA_BLOCK_TOKENS) {
+        const int32_t page = first / args.page_size;
+        mbarrier_arrive_expect_tx(full, MLA_SM90_TILE_BYTES);
+        tma_load_4d(to, &args.kv_map, full, kL2EvictFirst, column, first - page * args.page_size,
+                    pages[page], kv_head);
+        return;
+    }
+    const int32_t page_bytes = args.page_size * MLA_SM90_TILE_COLS * 2;
+    const int32_t first_page = first / args.page_size;
+    const int32_t num_pages = ceil_div(min(MLA_BLOCK_TOKENS, tokens - first), args.page_size);
+    mbarrier_arrive_expect_tx(full, num_pages * page_bytes);
+    for (int32_t i = 0; i < num_pages; ++i) {
+        tma_load_4d(to + i * page_bytes, &args.kv_map, full, kL2EvictFirst, column, 0,
+                    pages[first_page + i], kv_head);
+    }
+}
+
+/* Q's first eight tiles, once the consumers have issued and finished their last use of the old. */
+__device__ __forceinline__ void copy_q(const mla_sm90_dense_args &args, const cta_place &place,
+                                       int32_t req, int32_t lane)
+{
+    mla_sm90_dense_smem &sm = shared();
+    const uint32_t full = smem_addr(&sm.q_full);
+    if (lane == 0) {
+        mbarrier_arrive_expect_tx(full, sizeof sm.q);
+    }
+    __syncwarp();
+    if (lane < MLA_SM90_Q_TILES) {
+        tma_load_5d(smem_addr(sm.q[lane]), &args.q_map, full, kL2EvictLast,
+                    lane * MLA_SM90_TILE_COLS, place.first_row % args.q_dim_rows, place.kv_head,
+                    place.first_row / args.q_dim_rows, req);
+    }
+}
+
+/* Warp 2 * buffer + half fills that half of that buffer; the last warp also fetches Q. */
+__device__ __forceinline__ void produce(const mla_sm90_dense_args &args, const cta_place &place)
+{
+    mla_sm90_dense_smem &sm = shared();
+    const int32_t warp = (int32_t)threadIdx.x / 32 % 4, lane = (int32_t)threadIdx.x % 32;
+    const int32_t buffer = warp / 2, half = warp % 2;
+    const int32_t tile = half * 4 + lane;
+    const bool copies = lane < (half == 0 ? 4 : 5);
+    uint32_t uses = 0, pieces = 0;
+
+    mla_part_walk walk = walk_begin(args, place.part, place.first_row);
+    mla_piece piece;
+    while (walk_next(args, walk, piece)) {
+        if (piece.begin >= piece.end) {
+            continue;
+        }
+        if (warp == 3) {
+            wait_for(sm.q_empty, ++pieces & 1);
+            copy_q(args, place, piece.req, lane);
+        }
+        const int32_t *pages = args.block_table + piece.req * args.block_table_stride;
+        for (int32_t block = piece.begin + buffer; block < piece.end; block += 2) {
+            wait_for(sm.k_empty[buffer][half], ++uses & 1);
+            if (copies) {
+                copy_k_tile(args, pages, block, piece.tokens, buffer, tile, place.kv_head);
+            }
+            __syncwarp();
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,117 @@
+/* The matrix products of dense decode, on tiles in shared memory and operands in registers. */
+#ifndef MLA_CUDA_DENSE_PRODUCTS_CUH
+#define MLA_CUDA_DENSE_PRODUCTS_CUH
+
+#include "dense_cta.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+
+__device__ __forceinline__ uint64_t k_major(const void *tile)
+{
+    return wgmma_descriptor(smem_addr(tile), 16, 1024);
+}
+
+__device__ __forceinline__ uint64_t v_major(const void *tile)
+{
+    return wgmma_descriptor(smem_addr(tile), MLA_SM90_TILE_BYTES, 1024);
+}
+
+/* S (+)= Q K^T over one tile of 64 columns, as soon as that tile has landed. */
+template <bool f16, int tile>
+__device__ __forceinline__ void qk_tile(float (&s)[32], const uint32_t (&q8)[16], int buffer,
+                                        uint32_t parity, bool first)
+{
+    mla_sm90_dense_smem &sm = shared();
+    wait_for(sm.k_full[buffer][tile], parity);
+    const uint64_t k = k_major(sm.k[buffer][tile]);
+    wgmma_fence();
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) {
+        /* The next 16 columns lie 32 bytes on, 2 in units of the descriptor. */
+        if constexpr (tile < MLA_SM90_Q_TILES) {
+            wgmma_qk_ss<f16>(s, k_major(sm.q[tile]) + 2 * i, k + 2 * i, !(first && i == 0));
+        } else {
+            wgmma_qk_rs<f16>(s, q8 + 4 * i, k + 2 * i, 1);
+        }
+    }
+}
+
+/* O (+)= P V over 16 keys: the next 16 rows of V lie 2,048 bytes on. */
+template <bool f16, int n>
+__device__ __forceinline__ void pv_rs(float (&o)[n], const uint32_t *p, uint64_t v, int32_t step,
+                                      int32_t accumulate)
+{
+    if constexpr (n == 128) {
+        wgmma_pv256_rs<f16>(o, p + 4 * step, v + 128 * step, accumulate);
+    } else {
+        wgmma_pv128_rs<f16>(o, p + 4 * step, v + 128 * step, accumulate);
+    }
+}
+
+template <bool f16>
+__device__ __forceinline__ void pv_ss(float (&o)[128], const void *p_tile, uint64_t v,
+                                      int32_t accumulate)
+{
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) {
+        wgmma_pv256_ss<f16>(o, k_major(p_tile) + 2 * i, v + 128 * i, i > 0 ? 1 : accumulate);
+    }
+}
+
+template <int n>
+__device__ __forceinline__ void scale_rows(float (&o)[n], float factor0, float factor1)
+{
+#pragma unroll
+    for (int32_t i = 0; i < n; i += 4) {
+        o[i] *= factor0;
+        o[i + 1] *= factor0;
+        o[i + 2] *= factor1;
+        o[i + 3] *= factor1;
+    }
+}
+
+/* Zeroes rows `valid` on of `tiles` tiles of V: they lie past the request's end, may hold NaN, and
+ * a numerator of 0 would not silence that. The warpgroup's barrier publishes it to its products. */
+template <int side, int tiles>
+__device__ __forceinline__ void zero_v_rows(int32_t buffer, int32_t first_tile, int32_t valid)
+{
+    mla_sm90_dense_smem &sm = shared();
+    const int32_t chunks = (MLA_BLOCK_TOKENS - valid) * 8;
+    for (int32_t i = (int32_t)threadIdx.x % WARPGROUP; i < tiles * chunks; i += WARPGROUP) {
+        uint4 *tile = (uint4 *)sm.k[buffer][first_tile + i / chunks];
+        tile[valid * 8 + i % chunks] = make_uint4(0, 0, 0, 0);
+    }
+    fence_proxy_async();
+    bar_sync<side == LEFT ? BAR_LEFT : BAR_RIGHT, WARPGROUP>();
+}
+
+/* One arrival of each warp: its products that read the buffer are done. */
+__device__ __forceinline__ void release(uint64_t &barrier)
+{
+    if (threadIdx.x % 32 == 0) {
+        mbarrier_arrive(smem_addr(&barrier));
+    }
+}
+
+/* Q's ninth tile as A operand: four registers for each 16 columns. */
+__device__ __forceinline__ void load_q8(const mla_sm90_dense_args &args, const cta_place &place,
+                                        int32_t req, int32_t row, uint32_t (&q8)[16])
+{
+    const int32_t column = MLA_SM90_Q_TILES * MLA_SM90_TILE_COLS + (int32_t)threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int32_t below = 0; below < 2; ++below) {
+        const mla_tile_row at = tile_row(args, row + 8 * below);
+        const bool load = at.exists && args.d_qk > MLA_SM90_Q_TILES * MLA_SM90_TILE_COLS;
+        const uint16_t *q = args.q + column;
+        if (load) {
+            q += row_offset(args, args.q_stride, req, place.kv_head, at);
+        }
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i) {
+            q8[4 * i + below] = load ? *(const uint32_t *)(q + 16 * i) : 0;
+            q8[4 * i + 2 + below] = load ? *(const uint32_t *)(q + 16 * i + 8) : 0;
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,148 @@
+/* Results of dense decode on their way out: to the outputs, or to partials of split requests. */
+#ifndef MLA_CUDA_DENSE_STORE_CUH
+#define MLA_CUDA_DENSE_STORE_CUH
+
+#include "dense_softmax.cuh"
+
+/* Where a piece's result goes: to the outputs, or to a partial when other parts hold the rest. */
+__device__ __forceinline__ int64_t partial_number(const mla_sm90_dense_args &args,
+                                                  const cta_place &place, const mla_piece &piece)
+{
+    const int64_t partial = (int64_t)place.part_idx * 2 + piece.partial;
+    return (partial * args.h_kv + place.kv_head) * args.row_tiles +
+           place.first_row / MLA_SM90_TILE_ROWS;
+}
+
+__device__ __forceinline__ void store_lse(const mla_sm90_dense_args &args, const cta_place &place,
+                                          const mla_piece &piece, int32_t row, float ref, float sum)
+{
+    const float lse_log2 = ref + log2f(sum);
+    if (piece.split) {
+        args.partial_lse[partial_number(args, place, piece) * MLA_SM90_TILE_ROWS + row] = lse_log2;
+        return;
+    }
+    const mla_tile_row at = tile_row(args, place.first_row + row);
+    if (at.exists && args.lse != nullptr) {
+        args.lse[row_offset(args, args.lse_stride, piece.req, place.kv_head, at)] =
+            sum == 0 ? args.lse_empty : lse_log2 * 0.69314718055994531f;
+    }
+}
+
+/* Stores `n` accumulators, of columns first_column on, times a factor for each of a lane's rows. */
+template <bool f16, int n>
+__device__ __forceinline__ void
+store_columns_of(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece,
+                 const float *o, int32_t row, int32_t first_column, float factor0, float factor1)
+{
+    const mla_tile_row at0 = tile_row(args, place.first_row + row);
+    const mla_tile_row at1 = tile_row(args, place.first_row + row + 8);
+    if (piece.split) {
+        if (__any_sync(0xffffffffu, at0.exists || at1.exists)) {
+            float4 *to =
+                (float4 *)args.partial_out +
+                ((partial_number(args, place, piece) * 4 + row / 16) * 64 + first_column / 8) * 32 +
+                (int32_t)threadIdx.x % 32;
+#pragma unroll
+            for (int32_t i = 0; i < n / 4; ++i) {
+                to[i * 32] = make_float4(o[4 * i] * factor0, o[4 * i + 1] * factor0,
+                                         o[4 * i + 2] * factor1, o[4 * i + 3] * factor1);
+            }
+        }
+        return;
+    }
+    uint16_t *out0 = nullptr, *out1 = nullptr;
+    if (at0.exists) {
+        out0 = args.out + row_offset(args, args.out_stride, piece.req, place.kv_head, at0) +
+               first_column;
+    }
+    if (at1.exists) {
+        out1 = args.out + row_offset(args, args.out_stride, piece.req, place.kv_head, at1) +
+               first_column;
+    }
+#pragma unroll
+    for (int32_t i = 0; i < n / 16; ++i) {
+        store_columns<f16>(o + 16 * i, out0 ? out0 + 32 * i : nullptr,
+                           out1 ? out1 + 32 * i : nullptr, factor0, factor1);
+    }
+}
+
+/* Hides from the compiler where these come from. Offsets of rows, computed once for all pieces,
+ * would cost registers that the main loop lacks (24 bytes were spilled). */
+__device__ __forceinline__ void forget_origin(cta_place &place, int32_t &thread)
+{
+    asm volatile(""
+                 : "+r"(place.first_row), "+r"(place.kv_head), "+r"(place.part_idx), "+r"(thread));
+}
+
+/* Normalises and stores this warpgroup's 256 columns; the left one also stores the lse. */
+template <bool f16, int side>
+__device__ __forceinline__ void store_piece(const mla_sm90_dense_args &args, cta_place place,
+                                            const mla_piece &piece, const float (&o)[128],
+                                            const row_state &rows)
+{
+    int32_t thread = (int32_t)threadIdx.x % WARPGROUP;
+    forget_origin(place, thread);
+    const int32_t row = thread / 32 * 16 + thread % 32 / 4;
+    if (side == LEFT && thread % 4 == 0) {
+        store_lse(args, place, piece, row, rows.ref0, rows.sum0);
+        store_lse(args, place, piece, row + 8, rows.ref1, rows.sum1);
+    }
+    store_columns_of<f16, 128>(args, place, piece, o, row, side * 256,
+                               rows.sum0 == 0 ? 0 : 1 / rows.sum0,
+                               rows.sum1 == 0 ? 0 : 1 / rows.sum1);
+}
+
+/* A piece without keys: zeros, or a partial whose lse alone says that it is not to be read. Where
+ * several CTAs share the columns, the first of them does it. */
+template <int side>
+__device__ __forceinline__ void store_empty_piece(const mla_sm90_dense_args &args, cta_place place,
+                                                  const mla_piece &piece)
+{
+    int32_t thread = (int32_t)threadIdx.x % WARPGROUP;
+    forget_origin(place, thread);
+    if (place.column_part > 0) {
+        return;
+    }
+    if (side == LEFT && thread < MLA_SM90_TILE_ROWS) {
+        store_lse(args, place, piece, thread, -INFINITY, 0);
+    }
+    if (piece.split) {
+        return;
+    }
+    for (int32_t i = thread; i < MLA_SM90_TILE_ROWS * 32; i += WARPGROUP) {
+        const mla_tile_row at = tile_row(args, place.first_row + i / 32);
+        if (at.exists) {
+            uint16_t *out = args.out +
+                            row_offset(args, args.out_stride, piece.req, place.kv_head, at);
+            *(uint4 *)(out + side * 256 + i % 32 * 8) = make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+
+/* A lane's sums become those of the whole rows, over this warpgroup's blocks. */
+__device__ __forceinline__ void add_quad(row_state &rows)
+{
+#pragma unroll
+    for (int32_t lanes = 1; lanes <= 2; lanes *= 2) {
+        rows.sum0 += __shfl_xor_sync(0xffffffffu, rows.sum0, lanes);
+        rows.sum1 += __shfl_xor_sync(0xffffffffu, rows.sum1, lanes);
+    }
+}
+
+/* Both warpgroups' shares of the denominators; each lane ends with its rows' whole sums. */
+__device__ __forceinline__ void join_row_sums(row_state &rows, int32_t side)
+{
+    mla_sm90_dense_smem &sm = shared();
+    const int32_t row = (int32_t)threadIdx.x % 128 / 32 * 16 + (int32_t)threadIdx.x % 32 / 4;
+    add_quad(rows);
+    if (threadIdx.x % 4 == 0) {
+        sm.row_sum[side][row] = rows.sum0;
+        sm.row_sum[side][row + 8] = rows.sum1;
+    }
+    bar_sync<BAR_ROW_SUMS, CONSUMERS>();
+    /* Both sides add in the same order, so that both divide by the same bits. */
+    rows.sum0 = sm.row_sum[LEFT][row] + sm.row_sum[RIGHT][row];
+    rows.sum1 = sm.row_sum[LEFT][row + 8] + sm.row_sum[RIGHT][row + 8];
+}
+
+#endif

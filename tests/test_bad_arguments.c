@@ -235,7 +235,7 @@ static void check_problems(const valid_call *call, const spoiled_field *fields, 
         spoil(&problem, &fields[i]);
         check_problem(call, &problem, fields[i].status, fields[i].text);
     }
-    const double scales[] = {NAN, INFINITY, -INFINITY, 1e39, -1e300};
+    const double scales[] = {NAN, INFINITY, -INFINITY, 1e39, -1e300, 1.8e38};
     for (size_t i = 0; i < COUNT(scales); i++) {
         mla_problem problem = call->c.problem;
         problem.softmax_scale = scales[i];
@@ -356,6 +356,8 @@ static const spoiled_field SPARSE_TENSORS[] = {
     {TENSORS(extra_kv.num_pages), -1, INVALID, "extra_kv.num_pages = -1"},
     {TENSORS(extra_kv.stride[0]), 655, INVALID, "extra_kv_stride[0] = 655"},
     {TENSORS(kv.stride[1]), 655, INVALID, "kv_stride[1] = 655"},
+    {TENSORS(kv.stride[1]), (int64_t)1 << 58, INVALID, "kv_stride[1] = 288230376151711744"},
+    {TENSORS(kv.stride[1]), INT64_MAX, INVALID, "kv_stride[1] = 9223372036854775807"},
     {TENSORS_EXTRA(block_table)},
     {TENSORS_EXTRA(seqlens)},
     {TENSORS(max_pages), 4, INVALID, "max_pages = 4"},
@@ -674,6 +676,13 @@ static void plans_that_are_none(void **state)
                    "part_idx = 9223372036854775807");
     assert_int_equal(num_parts, -9);
     memset(call.plan.buffer, 0, call.plan.buffer_bytes);
+    for (int byte = 0; byte < 2; byte++) {
+        memset(call.plan.buffer, byte, call.plan.buffer_bytes);
+        assert_int_equal(mla_plan_attach(ctx, problem, &call.plan), MLA_OK);
+        assert_refused(run_call(&call, problem, &call.tensors, &call.plan), MLA_ERR_PLAN_MISMATCH,
+                       "holds no plan");
+        assert_outputs_untouched(&call);
+    }
     assert_refused(mla_plan_get_part(&call.plan, 0, &part, &num_parts), MLA_ERR_PLAN_MISMATCH,
                    "holds no plan");
     unbuilt.buffer = NULL;
@@ -735,6 +744,10 @@ static void merges(void **state)
         spoil(&args, &MERGES[i]);
         assert_refused(mla_merge(ctx, &args, NULL), MERGES[i].status, MERGES[i].text);
     }
+    mla_merge_args large = valid;
+    large.batch = large.s_q = INT32_MAX;
+    large.h_q = 1 << 20;
+    assert_refused(mla_merge(ctx, &large, NULL), INVALID, "more than 2^47 rows");
     outs[1] = NULL;
     assert_refused(mla_merge(ctx, &valid, NULL), INVALID, "part_outs[1] = NULL");
     outs[1] = (const char *)parts[1].out + 1;
@@ -780,6 +793,7 @@ static const spoiled_field PACKS[] = {
     {PACK(cache_stride[0]), SET, -656, INVALID, "cache_stride[0] = -656"},
     {PACK(cache_stride[0]), SET, 655, INVALID, "cache_stride[0] = 655"},
     {PACK(cache_stride[1]), SET, 576, INVALID, "cache_stride[1] = 576"},
+    {PACK(cache_stride[1]), SET, (int64_t)1 << 62, INVALID, "cache_stride[1] = 46116"},
 };
 
 static void packs(void **state)
@@ -807,6 +821,11 @@ static void packs(void **state)
         assert_refused(mla_pack(ctx, &args, NULL), PACKS[i].status, PACKS[i].text);
         assert_refused(mla_unpack(ctx, &args, NULL), PACKS[i].status, PACKS[i].text);
     }
+    mla_pack_args large = valid;
+    large.kv_format = MLA_KV_NATIVE;
+    large.num_tokens = (int64_t)1 << 40;
+    large.h_kv = 1 << 20;
+    assert_refused(mla_pack(ctx, &large, NULL), INVALID, "exceed the address space");
     own_slots[7] = INT64_MAX;
     assert_refused(mla_pack(ctx, &valid, NULL), INVALID, "slots[7] = 9223372036854775807");
     assert_refused(mla_unpack(ctx, &valid, NULL), INVALID, "slots[7] = 9223372036854775807");

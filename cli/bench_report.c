@@ -32,7 +32,7 @@ void bench_label(const bench_result *result, char *text, size_t size)
              (long long)problem->h_q, (long long)result->keys);
 }
 
-void bench_print_header(const bench_lab *lab)
+void bench_print_header(const bench_lab *lab, const bench_settings *settings)
 {
     char who[256], bytes[32];
     engine_describe(&lab->runner, who, sizeof who);
@@ -47,7 +47,8 @@ void bench_print_header(const bench_lab *lab)
         if (lab->blas != NULL) {
             printf("baseline: %s\n", openblas_version(lab->blas));
         } else {
-            printf("no OpenBLAS baseline\n");
+            printf("no baseline%s\n",
+                   settings->no_blas ? "" : ": OpenBLAS is not installed (Debian: libopenblas0)");
         }
     }
     printf("time: median of runs after a warm-up of 0.1 s, +- half the quartile distance; the "

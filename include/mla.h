@@ -61,6 +61,8 @@
  *     lse_empty_pos_inf).
  *  7. The same inputs on the same context give the same bits.
  *  8. A context may be used by several threads at once, each with its own plan, workspace, outputs.
+ *     After a fork() the child must not use CPU contexts of several threads if the parent has: GNU
+ *     OpenMP would wait for ever.
  *  9. CPU contexts take host pointers, compute before they return and ignore `stream`. CUDA ones
  *     take device pointers, only enqueue work on `stream` (a CUstream; NULL is the legacy default
  *     stream) and can be captured in a CUDA graph. What lies in device memory (lengths, tables,

@@ -95,7 +95,8 @@ static void batch_invariant(const engine *reference, const check_lane *lane, uin
             work.tensors.seqlens += r;
             work.lengths.seqlens += r;
             ok = check_status(result, "mla_plan_build", job_plan(&work)) &&
-                 check_status(result, "mla_run", job_run(&work)) && job_fetch(&work);
+                 check_status(result, "mla_run", job_run(&work)) &&
+                 check_device(result, job_fetch(&work));
         }
         mla_tensors alone = batch_host_tensors(&one, &outputs);
         size_t out_elems = (size_t)spec.h_q * D_V;
@@ -134,7 +135,8 @@ static void plan_rebuilt(const engine *reference, const check_lane *lane, uint64
             memset(ones, 0xff, bytes);
             bench.work.plan = first.work.plan;
             bench.work.workspace = first.work.workspace;
-            ok = memory_upload(&lane->runner.memory, bench.work.workspace, ones, bytes) &&
+            ok = check_device(result, memory_upload(&lane->runner.memory, bench.work.workspace,
+                                                    ones, bytes)) &&
                  check_bench_run(&bench, result) && check_bench_compare(&bench, result) &&
                  check_bench_rerun(&bench, result) && check_bench_compare(&bench, result);
             free(ones);

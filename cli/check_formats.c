@@ -121,15 +121,18 @@ static bool run_trip(const check_lane *lane, round_trip *trip, check_result *res
                           .rows = rows,
                           .cache = cache,
                           .slots = (const int64_t *)(const void *)slots};
-    bool ok = memory_upload(memory, rows, trip->rows, sizeof trip->rows) &&
-              memory_upload(memory, back, trip->back, sizeof trip->back) &&
-              memory_upload(memory, slots, trip->slots, sizeof trip->slots) &&
-              memory_upload(memory, cache, trip->cache, trip->cache_bytes) &&
+    bool placed = memory_upload(memory, rows, trip->rows, sizeof trip->rows) &&
+                  memory_upload(memory, back, trip->back, sizeof trip->back) &&
+                  memory_upload(memory, slots, trip->slots, sizeof trip->slots) &&
+                  memory_upload(memory, cache, trip->cache, trip->cache_bytes);
+    bool ok = check_device(result, placed) &&
               check_status(result, "mla_pack", mla_pack(lane->runner.ctx, &args, NULL));
     args.rows = back;
     ok = ok && check_status(result, "mla_unpack", mla_unpack(lane->runner.ctx, &args, NULL)) &&
-         memory_wait(memory) && memory_download(memory, trip->back, back, sizeof trip->back) &&
-         memory_download(memory, trip->cache, cache, trip->cache_bytes) &&
+         check_device(result,
+                      memory_wait(memory) &&
+                          memory_download(memory, trip->back, back, sizeof trip->back) &&
+                          memory_download(memory, trip->cache, cache, trip->cache_bytes)) &&
          trip_matches(trip, result) && others_untouched(trip, result);
     memory_free(memory, rows);
     memory_free(memory, back);

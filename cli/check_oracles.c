@@ -114,7 +114,7 @@ static void causal_equals_shorter(const engine *reference, const check_lane *lan
         }
         status = status == MLA_OK ? job_run(&work) : status;
         row_range range = {0, spec.batch, t, 1, 0, spec.h_q};
-        ok = check_status(result, "mla_run", status) && job_fetch(&work) &&
+        ok = check_status(result, "mla_run", status) && check_device(result, job_fetch(&work)) &&
              matches_rows(&bench.input, &bench.got, &single, &outputs, &range, result);
         job_close(&work);
         guarded_free(seqlens);
@@ -296,11 +296,13 @@ static bool merge_once(const check_lane *lane, merge_case *merge, check_result *
                            .out_dtype = MLA_DTYPE_F32,
                            .out = out,
                            .lse = (float *)(void *)lse};
-    bool ok = memory_upload(memory, outs, merge->outs, out_bytes * parts) &&
-              memory_upload(memory, lses, merge->lses, lse_bytes * parts) &&
+    bool placed = memory_upload(memory, outs, merge->outs, out_bytes * parts) &&
+                  memory_upload(memory, lses, merge->lses, lse_bytes * parts);
+    bool ok = check_device(result, placed) &&
               check_status(result, "mla_merge", mla_merge(lane->runner.ctx, &args, NULL)) &&
-              memory_wait(memory) && memory_download(memory, host_out, out, out_bytes) &&
-              memory_download(memory, host_lse, lse, lse_bytes) &&
+              check_device(result, memory_wait(memory) &&
+                                       memory_download(memory, host_out, out, out_bytes) &&
+                                       memory_download(memory, host_lse, lse, lse_bytes)) &&
               merge_matches(merge, host_out, host_lse, result);
     memory_free(memory, outs);
     memory_free(memory, lses);
@@ -397,7 +399,7 @@ static void merge_equals_unsplit(const engine *reference, const check_lane *lane
                                .out = bench.work.tensors.out,
                                .lse = bench.work.tensors.lse};
         ok = check_status(result, "mla_merge", mla_merge(lane->runner.ctx, &args, NULL)) &&
-             job_fetch(&bench.work) && check_bench_compare(&bench, result);
+             check_device(result, job_fetch(&bench.work)) && check_bench_compare(&bench, result);
     }
     for (int i = 0; i < opened; i++) {
         job_close(&works[i]);

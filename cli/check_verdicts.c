@@ -38,6 +38,11 @@ bool check_status(check_result *result, const char *what, mla_status status)
     return false;
 }
 
+bool check_device(check_result *result, bool ok)
+{
+    return ok || check_fail(result, "the device failed");
+}
+
 bool check_bench_open(check_bench *bench, const engine *reference, const batch_spec *spec,
                       uint64_t seed, check_result *result)
 {
@@ -62,7 +67,7 @@ bool check_bench_rerun(check_bench *bench, check_result *result)
     if (!check_status(result, "mla_run", job_run(&bench->work))) {
         return false;
     }
-    return job_fetch(&bench->work) || check_fail(result, "the device failed");
+    return check_device(result, job_fetch(&bench->work));
 }
 
 bool check_bench_run(check_bench *bench, check_result *result)

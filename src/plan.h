@@ -6,6 +6,8 @@
 #include "mla.h"
 #include "shape.h"
 
+#include <assert.h>
+
 /* Functions that device code compiles too. */
 #ifdef __CUDACC__
 #define MLA_HOST_DEVICE __host__ __device__
@@ -50,6 +52,11 @@ typedef struct mla_plan_header {
 } mla_plan_header;
 
 #define MLA_PLAN_MAGIC 0x504c414du /* "MALP" */
+
+/* What the host and the device compile separately, and read from one buffer. */
+static_assert(sizeof(mla_plan_header) == 64 && offsetof(mla_plan_header, num_reqs) == 16,
+              "the header of a plan buffer");
+static_assert(sizeof(mla_plan_part) == 32, "a record of a plan buffer");
 
 static inline size_t mla_plan_bytes(int32_t max_parts)
 {

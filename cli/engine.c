@@ -118,13 +118,14 @@ mla_status job_open(job *work, const engine *runner, const batch *input, batch_o
 
 mla_status job_plan(job *work)
 {
-    return mla_plan_build(work->runner->ctx, &work->problem, &work->lengths, &work->plan, NULL);
+    return mla_plan_build(work->runner->ctx, &work->problem, &work->lengths, &work->plan,
+                          memory_stream(&work->runner->memory));
 }
 
 mla_status job_run(job *work)
 {
     return mla_run(work->runner->ctx, &work->problem, &work->tensors, &work->plan, work->workspace,
-                   work->sizes.workspace_bytes, NULL);
+                   work->sizes.workspace_bytes, memory_stream(&work->runner->memory));
 }
 
 bool job_fetch(const job *work)

@@ -1,74 +1,68 @@
-/* What the GPU drivers share: failing loudly, device memory, random numbers. */
+/*
+ * What the GPU drivers share: failing loudly, device memory, random numbers, plans with their
+ * workspaces, and the count of what passed.
+ */
 #ifndef MLA_BENCH_GPU_DRIVER_H
 #define MLA_BENCH_GPU_DRIVER_H
 
 #include "mla.h"
 
 #include <cuda_runtime_api.h>
-#include <stdio.h>
-#include <stdlib.h>
 
-static inline void check_cuda(cudaError_t error, const char *what)
-{
-    if (error != cudaSuccess) {
-        printf("%s: %s\n", what, cudaGetErrorString(error));
-        exit(2);
-    }
-}
+/* Print what failed and exit with 2 unless it succeeded. */
+void check_cuda(cudaError_t error, const char *what);
+void check_mla(mla_status status, const char *what);
 
-static inline void check_mla(mla_status status, const char *what)
-{
-    if (status != MLA_OK) {
-        printf("%s: %s: %s\n", what, mla_status_name(status), mla_last_error());
-        exit(2);
-    }
-}
+void *device_alloc(size_t bytes);
 
-static inline void *device_alloc(size_t bytes)
-{
-    void *data = NULL;
-    check_cuda(cudaMalloc(&data, bytes > 0 ? bytes : 16), "cudaMalloc");
-    return data;
-}
+/* Device memory that holds a copy of `host`. */
+void *device_copy(const void *host, size_t bytes);
 
-static inline void *device_copy(const void *host, size_t bytes)
-{
-    void *data = device_alloc(bytes);
-    check_cuda(cudaMemcpy(data, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
-    return data;
-}
+/* Copies device memory to `host`; `what` is named when that fails. */
+void device_read(void *host, const void *device, size_t bytes, const char *what);
 
-/* Everything random comes from here, so that a case is the same in every run. */
-static uint64_t random_state = 1;
+/* Everything random comes from here, so that a case is the same in every run. Not seeded with 0. */
+void random_seed(uint64_t seed);
+uint32_t random_bits(void);
 
-static inline uint32_t random_bits(void)
-{
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return (uint32_t)(random_state >> 32);
-}
+/* Mean 0, standard deviation 1. */
+float random_normal(void);
 
-static inline float random_normal(void)
-{
-    /* Sum of eight uniforms: variance 8/12, tails long enough for a test. */
-    float sum = 0;
-    for (int i = 0; i < 8; i++) {
-        sum += (float)random_bits() / 4294967296.0f - 0.5f;
-    }
-    return sum * 1.2247449f;
-}
+/* 0 ... count - 1 shuffled, for the caller to free. */
+int32_t *random_order(int64_t count);
+
+/* Normal bf16 numbers on the device; they repeat after 2^22. */
+uint16_t *device_normals(size_t elems, float std);
 
 /* Contexts of both backends; the CPU's is the reference. */
-static inline void open_contexts(mla_ctx **gpu, mla_ctx **cpu)
-{
-    const mla_ctx_params gpu_params = {.struct_size = sizeof gpu_params,
-                                       .backend = MLA_BACKEND_CUDA};
-    const mla_ctx_params cpu_params = {.struct_size = sizeof cpu_params,
-                                       .backend = MLA_BACKEND_CPU};
-    check_cuda(cudaSetDevice(0), "cudaSetDevice");
-    check_mla(mla_ctx_create(&gpu_params, gpu), "CUDA context");
-    check_mla(mla_ctx_create(&cpu_params, cpu), "CPU context");
-}
+void open_contexts(mla_ctx **gpu, mla_ctx **cpu);
+
+/* Dense decode of bf16, one KV head, d_qk 576, d_v 512, pages of 64. */
+mla_problem dense_decode_problem(int64_t batch, int64_t s_q, int64_t h_q);
+
+/* Plan and workspace of a problem on one context. */
+typedef struct buffers {
+    mla_plan plan;
+    void *workspace;
+    mla_sizes sizes;
+} buffers;
+
+/* Buffers of exact size on the device or the host. The plan is not built. */
+void make_buffers(const mla_ctx *ctx, const mla_problem *problem, bool device, buffers *b);
+void free_buffers(buffers *b, bool device);
+
+/* Builds the plan and runs it. */
+void run_once(const mla_ctx *ctx, const mla_problem *problem, const mla_tensors *t, buffers *b,
+              void *stream);
+
+/* What passed and failed. gpu_session.sh adds up the lines that are printed. */
+typedef struct tally {
+    int passed, failed, skipped;
+} tally;
+
+void tally_count(tally *t, bool good);
+
+/* Returns the value for main(): whether anything failed. */
+int tally_print(const tally *t, const char *area);
 
 #endif

@@ -6,13 +6,16 @@
 
 #include "formats.h"
 
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-static int passed, failed;
+static tally counts;
 
 static void report(bool good, const char *what, int a, int b)
 {
-    good ? passed++ : failed++;
+    tally_count(&counts, good);
     if (!good) {
         printf("BAD  %s %d %d\n", what, a, b);
     }
@@ -109,9 +112,8 @@ static void check_merge(const mla_ctx *gpu, const mla_ctx *cpu, int parts, mla_d
     args.out = d_out;
     args.lse = d_lse;
     check_mla(mla_merge(gpu, &args, NULL), "CUDA merge");
-    check_cuda(cudaMemcpy(got, d_out, MERGE_VALUES * elem_bytes(out), cudaMemcpyDeviceToHost),
-               "merge");
-    check_cuda(cudaMemcpy(got_lse, d_lse, MERGE_ROWS * 4, cudaMemcpyDeviceToHost), "merge");
+    device_read(got, d_out, MERGE_VALUES * elem_bytes(out), "merge");
+    device_read(got_lse, d_lse, MERGE_ROWS * 4, "merge");
     report(merged_alike(out, got, got_lse, want, want_lse), "merge", parts, (int)out);
     for (int i = 0; i < parts; i++) {
         free((void *)(uintptr_t)outs[i]), free((void *)(uintptr_t)lses[i]);
@@ -174,13 +176,13 @@ static void check_pack(const mla_ctx *gpu, const mla_ctx *cpu, mla_kv_format for
     d_args.slots = d_slots;
     check_mla(mla_pack(cpu, &args, NULL), "CPU pack");
     check_mla(mla_pack(gpu, &d_args, NULL), "CUDA pack");
-    check_cuda(cudaMemcpy(got, d_cache, cache_bytes, cudaMemcpyDeviceToHost), "pack");
+    device_read(got, d_cache, cache_bytes, "pack");
     report(memcmp(got, cache, cache_bytes) == 0, "pack", (int)format, (int)h_kv);
     args.rows = unpacked;
     d_args.rows = d_unpacked;
     check_mla(mla_unpack(cpu, &args, NULL), "CPU unpack");
     check_mla(mla_unpack(gpu, &d_args, NULL), "CUDA unpack");
-    check_cuda(cudaMemcpy(got_rows, d_unpacked, row_values * 2, cudaMemcpyDeviceToHost), "unpack");
+    device_read(got_rows, d_unpacked, row_values * 2, "unpack");
     bool good = true;
     for (size_t i = 0; i < row_values; i++) {
         const float x = mla_bf16_to_f32(got_rows[i]), y = mla_bf16_to_f32(unpacked[i]);
@@ -207,8 +209,8 @@ int main(void)
     check_pack(gpu, cpu, MLA_KV_NATIVE, 3, 512);
     check_pack(gpu, cpu, MLA_KV_FP8_656, 1, 576);
     check_pack(gpu, cpu, MLA_KV_FP8_584, 1, 512);
-    printf("rows: %d passed, %d failed, 0 skipped\n", passed, failed);
+    const int failed = tally_print(&counts, "rows");
     mla_ctx_destroy(gpu);
     mla_ctx_destroy(cpu);
-    return failed > 0;
+    return failed;
 }

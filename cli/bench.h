@@ -74,7 +74,7 @@ int32_t bench_preset(const char *name, mla_backend backend, bench_point *points)
 
 void bench_label(const bench_result *result, char *text, size_t size);
 
-void bench_print_header(const bench_lab *lab);
+void bench_print_header(const bench_lab *lab, const bench_settings *settings);
 void bench_print_row(const bench_result *result);
 void bench_print_summary(const bench_result *results, int32_t count);
 bool bench_write_csv(const char *path, const bench_lab *lab, const bench_result *results,

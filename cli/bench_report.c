@@ -32,7 +32,7 @@ void bench_label(const bench_result *result, char *text, size_t size)
              (long long)problem->h_q, (long long)result->keys);
 }
 
-static void print_gpu_header(const bench_lab *lab)
+static void print_gpu_header(const bench_lab *lab, bool rotated)
 {
     const gpu_lab *gpu = &lab->gpu;
     char l2[32];
@@ -48,9 +48,10 @@ static void print_gpu_header(const bench_lab *lab)
                        ? "SM clock and power are read while the runs of a block go on"
                        : "no NVML: the clock is unknown, the limit is that of the highest clock");
     printf("time: of one call in replays of a CUDA graph of many calls (plan built before), by "
-           "events; the cache is read\nfrom copies in turn that exceed twice the L2 of %s. "
-           "Sustained: median of blocks of 50 ms after 0.5 s back to back,\n+- half the quartile "
-           "distance. Burst: median of 7 replays after 0.4 s idle.\n\n",
+           "events; %s %s.\nSustained: median of blocks of 50 ms after 0.5 s back to back, +- half "
+           "the quartile distance. Burst: median of 7 replays\nafter 0.4 s idle.\n\n",
+           rotated ? "the caches read in turn exceed twice the L2 of"
+                   : "one cache is read again and again, and may stay in the L2 of",
            l2);
     printf("%-6s %-5s %4s %4s %4s %7s | %10s %8s %7s | %10s %6s %8s %7s %7s %11s | %5s %5s | %9s "
            "%6s\n",
@@ -58,13 +59,13 @@ static void print_gpu_header(const bench_lab *lab)
            "+-", "TFLOP/s", "/cuBLAS", "GB/s", "limit", "MHz", "W", "cuBLAS TF", "error");
 }
 
-void bench_print_header(const bench_lab *lab)
+void bench_print_header(const bench_lab *lab, const bench_settings *settings)
 {
     char who[256], bytes[32];
     engine_describe(&lab->runner, who, sizeof who);
     if (lab->runner.info.backend == MLA_BACKEND_CUDA) {
         printf("%s\n", who);
-        print_gpu_header(lab);
+        print_gpu_header(lab, !settings->no_rotation);
         return;
     }
     printf("%s", who);
@@ -78,7 +79,8 @@ void bench_print_header(const bench_lab *lab)
         if (lab->blas != NULL) {
             printf("baseline: %s\n", openblas_version(lab->blas));
         } else {
-            printf("no OpenBLAS baseline\n");
+            printf("no baseline%s\n",
+                   settings->no_blas ? "" : ": OpenBLAS is not installed (Debian: libopenblas0)");
         }
     }
     printf("time: median of runs after a warm-up of 0.1 s, +- half the quartile distance; the "

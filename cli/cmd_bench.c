@@ -78,7 +78,7 @@ static bool parse_shape(int key, char *arg, struct argp_state *state, bench_args
         spec->s_q = tool_parse_int(state, "--sq", arg, 1, most);
         break;
     case KEY_DQK:
-        spec->d_qk = tool_parse_int(state, "--dqk", arg, 512, 576);
+        spec->d_qk = tool_parse_int(state, "--dqk", arg, 1, INT32_MAX);
         break;
     case KEY_PAGE:
         spec->page_size = tool_parse_int(state, "--page", arg, 1, 1 << 20);
@@ -236,18 +236,26 @@ static int check_shape(const batch_spec *spec)
     return TOOL_OK;
 }
 
+static bool wrote(const char *path, bool ok)
+{
+    if (ok) {
+        printf("wrote %s\n", path);
+    }
+    return ok;
+}
+
 static bool write_results(const bench_args *args, const bench_lab *lab, const bench_result *results,
                           int32_t count)
 {
     bool ok = true;
     if (args->csv != NULL) {
-        ok = bench_write_csv(args->csv, lab, results, count) && ok;
+        ok = wrote(args->csv, bench_write_csv(args->csv, lab, results, count)) && ok;
     }
     if (args->json != NULL) {
-        ok = bench_write_json(args->json, lab, results, count) && ok;
+        ok = wrote(args->json, bench_write_json(args->json, lab, results, count)) && ok;
     }
     if (args->plot != NULL) {
-        ok = bench_draw(args->plot, lab, results, count) && ok;
+        ok = wrote(args->plot, bench_draw(args->plot, lab, results, count)) && ok;
     }
     return ok;
 }
@@ -311,7 +319,7 @@ int cmd_bench(int argc, char **argv)
     bench_point *points = tool_alloc(BENCH_MAX_POINTS, sizeof *points);
     bench_result *results = tool_alloc(BENCH_MAX_POINTS, sizeof *results);
     int32_t count = choose_points(args, lab.runner.info.backend, points), done = 0;
-    bench_print_header(&lab);
+    bench_print_header(&lab, &args->settings);
     for (int32_t i = 0; i < count; i++) {
         if (bench_measure(&lab, &args->settings, &points[i], &results[done])) {
             bench_print_row(&results[done++]);

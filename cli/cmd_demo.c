@@ -362,11 +362,11 @@ static void conclude(const demo *show, double seconds)
            seconds);
 }
 
-static void draw(demo *show)
+static bool draw(demo *show)
 {
     char subtitle[300], who[256], roof[96];
     if (show->fma_peak <= 0.0 || show->num_points == 0) {
-        return;
+        return true;
     }
     engine_describe(&show->runner, who, sizeof who);
     snprintf(subtitle, sizeof subtitle, "%s; 12 requests of 1 to 6000 tokens, bf16", who);
@@ -379,9 +379,11 @@ static void draw(demo *show)
                         .memory_gbs = show->memory_gbs,
                         .points = show->points,
                         .num_points = show->num_points};
-    if (roofline_draw(show->svg, &picture)) {
+    bool ok = roofline_draw(show->svg, &picture);
+    if (ok) {
         printf("The roofline picture is in %s.\n", show->svg);
     }
+    return ok;
 }
 
 static error_t parse_demo(int key, char *arg, struct argp_state *state)
@@ -436,7 +438,7 @@ int cmd_demo(int argc, char **argv)
     ok = ok && run_head_counts(show);
     if (ok) {
         conclude(show, tool_now() - start);
-        draw(show);
+        ok = draw(show);
     }
     int status = ok && show->failures == 0 ? TOOL_OK : TOOL_FAILED;
     close_demo(show);

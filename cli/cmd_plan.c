@@ -181,7 +181,7 @@ static void print_plan(const plan_view *view, const engine *runner)
         printf("  ... and %lld parts more\n", (long long)view->num_parts - MAX_PRINTED);
     }
     printf("\nlargest part %lld blocks, mean %.1f: balance %.1f%% (mean over largest, idle parts "
-           "included)\n%lld requests are split over several parts\n",
+           "included)\nrequests split over several parts: %lld\n",
            (long long)view->most_blocks, view->mean_blocks, 100.0 * view->balance,
            (long long)view->split_reqs);
 }
@@ -249,8 +249,12 @@ int cmd_plan(int argc, char **argv)
         result = status == MLA_ERR_DEVICE ? TOOL_FAILED : TOOL_BAD_INPUT;
     } else {
         print_plan(&view, &runner);
-        if (args->svg != NULL && !plan_draw(args->svg, &view)) {
-            result = TOOL_FAILED;
+        if (args->svg != NULL) {
+            if (plan_draw(args->svg, &view)) {
+                printf("wrote %s\n", args->svg);
+            } else {
+                result = TOOL_FAILED;
+            }
         }
     }
     free(view.parts);

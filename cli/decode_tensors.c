@@ -177,6 +177,13 @@ static bool read_fp8_layout(const decode_input *in, const st_tensor *tensor, int
     return decode_wrong(in, tensor, "FP8 rows as %s", expected);
 }
 
+/* The dimensions of an empty tensor may be anything; what is too large is refused later. */
+static int64_t product(int64_t a, int64_t b)
+{
+    int64_t result;
+    return __builtin_mul_overflow(a, b, &result) ? INT64_MAX : result;
+}
+
 bool cache_layout_read(const decode_input *in, const st_tensor *tensor, int64_t page_size,
                        cache_layout *layout)
 {
@@ -191,12 +198,22 @@ bool cache_layout_read(const decode_input *in, const st_tensor *tensor, int64_t 
     bool ok = native_dtype(tensor, &dtype) && (d_qk == 576 || d_qk == 512);
     if (ok && (flat_dims == 2 || flat_dims == 3) && shape[0] % page_size == 0) {
         int64_t h_kv = dims == 3 ? shape[1] : 1;
-        *layout = (cache_layout){MLA_KV_NATIVE, dtype, shape[0] / page_size,   page_size,
-                                 h_kv,          d_qk,  page_size * h_kv * d_qk};
+        *layout = (cache_layout){MLA_KV_NATIVE,
+                                 dtype,
+                                 shape[0] / page_size,
+                                 page_size,
+                                 h_kv,
+                                 d_qk,
+                                 product(product(page_size, h_kv), d_qk)};
     } else if (ok && page_size == 0 && (dims == 3 || dims == 4) && shape[1] > 0) {
         int64_t h_kv = dims == 4 ? shape[2] : 1;
-        *layout = (cache_layout){MLA_KV_NATIVE,         dtype, shape[0], shape[1], h_kv, d_qk,
-                                 shape[1] * h_kv * d_qk};
+        *layout = (cache_layout){MLA_KV_NATIVE,
+                                 dtype,
+                                 shape[0],
+                                 shape[1],
+                                 h_kv,
+                                 d_qk,
+                                 product(product(shape[1], h_kv), d_qk)};
     } else {
         ok = false;
     }

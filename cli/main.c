@@ -1,6 +1,8 @@
 /* The tool `mla`: finds the command and hands over. */
 #include "tool.h"
 
+#include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -50,7 +52,7 @@ static void print_help(FILE *stream)
           stream);
 }
 
-int main(int argc, char **argv)
+static int run_command(int argc, char **argv)
 {
     if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
         strcmp(argv[1], "-?") == 0 || strcmp(argv[1], "help") == 0) {
@@ -72,4 +74,15 @@ int main(int argc, char **argv)
     }
     tool_error("'%s' is not a command; `mla --help` lists them", argv[1]);
     return TOOL_BAD_INPUT;
+}
+
+int main(int argc, char **argv)
+{
+    (void)signal(SIGXFSZ, SIG_IGN); /* a file that grows too large is an error like a full disk */
+    int result = run_command(argc, argv);
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        tool_error("cannot write to standard output: %s", strerror(errno));
+        result = result == TOOL_OK ? TOOL_FAILED : result;
+    }
+    return result;
 }

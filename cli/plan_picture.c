@@ -9,7 +9,7 @@ enum { MAX_BARS = 512, MAX_SEGMENTS = 50000, LABELLED_BARS = 48 };
 
 static int64_t blocks_of(const plan_view *view, int64_t req)
 {
-    return (view->lengths[req] + MLA_BLOCK_TOKENS - 1) / MLA_BLOCK_TOKENS;
+    return ((int64_t)view->lengths[req] + MLA_BLOCK_TOKENS - 1) / MLA_BLOCK_TOKENS;
 }
 
 mla_status plan_view_read(plan_view *view, const mla_plan *plan)

@@ -69,6 +69,15 @@ static void draw_roof(FILE *script, const char *name, double gflops, double memo
     fprintf(script, "%g %g\n%g %g\nEOD\n", fmin(fmax(knee, from), to), gflops, to, gflops);
 }
 
+/* The powers of ten have their labels; a range within a decade needs 2 and 5 times them too. */
+static void label_speeds(FILE *script, double from, double to)
+{
+    for (double power = pow(10.0, floor(log10(from))); power <= to; power *= 10.0) {
+        fprintf(script, "set ytics add ('%g' %g, '%g' %g)\n", 2.0 * power, 2.0 * power, 5.0 * power,
+                5.0 * power);
+    }
+}
+
 bool roofline_draw(const char *svg_path, const roofline *picture)
 {
     assert(picture->num_points > 0 && picture->peak_gflops > 0.0 && picture->memory_gbs > 0.0);
@@ -97,6 +106,7 @@ bool roofline_draw(const char *svg_path, const roofline *picture)
             "set ylabel 'speed, GFLOP/s'\n"
             "set key outside right center spacing 1.3 samplen 1.5 Left reverse\n",
             from, to, low, high * 1.6);
+    label_speeds(script, low, high * 1.6);
     draw_roof(script, "roof", picture->peak_gflops, picture->memory_gbs, from, to);
     if (picture->product_gflops > 0.0) {
         draw_roof(script, "roof2", picture->product_gflops, picture->memory_gbs, from, to);

@@ -75,8 +75,8 @@ static bool write_file(int descriptor, const st_tensor *tensors, int32_t num_ten
     return ok && fsync(descriptor) == 0;
 }
 
-bool st_write(const char *path, const st_tensor *tensors, int32_t num_tensors, char *error,
-              size_t error_size)
+static bool replace_file(const char *path, const st_tensor *tensors, int32_t num_tensors,
+                         char *error, size_t error_size)
 {
     size_t length = strlen(path) + sizeof ".XXXXXX";
     char *temporary = malloc(length);
@@ -105,5 +105,21 @@ bool st_write(const char *path, const st_tensor *tensors, int32_t num_tensors, c
         }
     }
     free(temporary);
+    return ok;
+}
+
+bool st_write(const char *path, const st_tensor *tensors, int32_t num_tensors, char *error,
+              size_t error_size)
+{
+    /* Renaming would put a file in the place of a link, a pipe or a device. */
+    char *target = realpath(path, NULL);
+    struct stat info;
+    bool ok = target == NULL || (stat(target, &info) == 0 && S_ISREG(info.st_mode));
+    if (!ok) {
+        snprintf(error, error_size, "not a regular file");
+    } else {
+        ok = replace_file(target != NULL ? target : path, tensors, num_tensors, error, error_size);
+    }
+    free(target);
     return ok;
 }

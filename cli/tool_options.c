@@ -209,13 +209,17 @@ int32_t tool_parse_list(struct argp_state *state, const char *what, const char *
 
 void tool_error(const char *format, ...)
 {
+    char text[2048];
     va_list args;
     va_start(args, format);
-    fflush(stdout);
-    fputs("mla: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    /* Names from files may hold anything; they are not to steer the terminal. */
+    for (char *c = text; *c != '\0'; c++) {
+        *c = (unsigned char)*c < ' ' || *c == 0x7f ? '?' : *c;
+    }
+    fflush(stdout);
+    fprintf(stderr, "mla: %s\n", text);
 }
 
 void tool_library_error(const char *what, mla_status status)

@@ -61,6 +61,8 @@
  *     lse_empty_pos_inf).
  *  7. The same inputs on the same context give the same bits.
  *  8. A context may be used by several threads at once, each with its own plan, workspace, outputs.
+ *     After a fork() the child must not use CPU contexts of several threads if the parent has: GNU
+ *     OpenMP would wait for ever.
  *  9. CPU contexts take host pointers, compute before they return and ignore `stream`. CUDA ones
  *     take device pointers, only enqueue work on `stream` (a CUstream; NULL is the legacy default
  *     stream) and can be captured in a CUDA graph. What lies in device memory (lengths, tables,
@@ -161,7 +163,8 @@ typedef struct mla_ctx_params {
     mla_backend backend;
     /* CUDA device ordinal, default 0. The CPU has device 0 only. */
     int32_t device;
-    /* CPU threads. Default 0: OpenMP's own choice (OMP_NUM_THREADS, else all cores). */
+    /* CPU threads, at most 4096. Default 0: OpenMP's own choice (OMP_NUM_THREADS, else all
+     * cores). */
     int32_t num_threads;
     /* CPU: OR of the mla_isa bits that may be used. Default 0: all. The environment variable
      * MLA_CPU_ISA, a comma-separated list of mla_isa_name()s, restricts it further. The
@@ -174,7 +177,7 @@ typedef struct mla_ctx_params {
  * shares it with any other user of the runtime API or PyTorch, and leaves the thread's current
  * context as it was.
  *
- * Errors: INVALID_ARGUMENT (ctx NULL, unknown backend or ISA bit, negative numbers), UNSUPPORTED
+ * Errors: INVALID_ARGUMENT (ctx NULL, unknown backend or ISA bit, number out of range), UNSUPPORTED
  * (no such device, no driver, GPU not of compute capability 9.0, no ISA left), OUT_OF_MEMORY,
  * DEVICE. On failure *ctx is set to NULL.
  */
@@ -279,8 +282,8 @@ typedef struct mla_problem {
      * 0. */
     int64_t extra_page_size;
     int64_t extra_topk;
-    /* Default 0: 1 / sqrt(d_qk). Finite in float32; may be negative. To weigh all keys alike, pass
-     * any value below 1e-45, which float32 rounds to zero. */
+    /* Default 0: 1 / sqrt(d_qk). Between -2^127 and 2^127. To weigh all keys alike, pass any value
+     * below 1e-45, which float32 rounds to zero. */
     double softmax_scale;
     /* Pieces that the KV is cut into, at most 65536. Default 0: chosen for the device. */
     int32_t num_parts;

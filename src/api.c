@@ -166,7 +166,9 @@ mla_status mla_plan_get_part(const mla_plan *plan, int64_t part_idx, mla_plan_pa
                         (long long)part_idx, header.num_parts);
     }
     if (part != NULL) {
-        *part = ((const mla_plan_part *)((const mla_plan_header *)read.buffer + 1))[part_idx];
+        /* A copy on the host may lie anywhere. */
+        memcpy(part, (const char *)read.buffer + sizeof header + (size_t)part_idx * sizeof *part,
+               sizeof *part);
     }
     if (num_parts != NULL) {
         *num_parts = header.num_parts;

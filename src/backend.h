@@ -6,6 +6,9 @@
 #include "mla.h"
 #include "shape.h"
 
+/* OpenMP ends the process when it cannot start as many threads as it is told to. */
+enum { MLA_MAX_THREADS = 4096 };
+
 typedef struct mla_backend_ops {
     mla_backend backend;
     mla_status (*device_count)(int32_t *count);

@@ -38,9 +38,9 @@ static mla_status check_params(const mla_ctx_params *params)
         return mla_fail(MLA_ERR_INVALID_ARGUMENT, "params.device = %d: must not be negative",
                         params->device);
     }
-    if (params->num_threads < 0) {
-        return mla_fail(MLA_ERR_INVALID_ARGUMENT, "params.num_threads = %d: must not be negative",
-                        params->num_threads);
+    if (params->num_threads < 0 || params->num_threads > MLA_MAX_THREADS) {
+        return mla_fail(MLA_ERR_INVALID_ARGUMENT, "params.num_threads = %d: must be 0 to %d",
+                        params->num_threads, MLA_MAX_THREADS);
     }
     if ((params->isa_mask & ~all_isas) != 0) {
         return mla_fail(MLA_ERR_INVALID_ARGUMENT, "params.isa_mask = 0x%x: knows only bits 0x%x",

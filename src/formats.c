@@ -123,7 +123,9 @@ static int scale_exponent(const uint16_t *values, int count)
 {
     float amax = 0.0f;
     for (int i = 0; i < count; i++) {
-        amax = fmaxf(amax, fabsf(mla_bf16_to_f32(values[i]))); /* fmaxf drops NaN */
+        float magnitude = fabsf(mla_bf16_to_f32(values[i]));
+        /* Drops NaN. fmaxf() would return a signalling one. */
+        amax = magnitude > amax ? magnitude : amax;
     }
     int exponent;
     float fraction = frexpf(fmaxf(fminf(amax, 0x1.fep127f) / 448.0f, 1e-4f), &exponent);

@@ -8,9 +8,8 @@
 
 enum { MAX_PARTS = 65536 };
 
-#define MAX_COUNT   ((int64_t)INT32_MAX)
-#define MAX_HEADS   ((int64_t)1 << 20)
-#define MAX_PRODUCT ((int64_t)1 << 47)
+#define MAX_COUNT ((int64_t)INT32_MAX)
+#define MAX_HEADS ((int64_t)1 << 20)
 
 static mla_status check_range(const char *field, int64_t value, int64_t low, int64_t high)
 {
@@ -89,7 +88,7 @@ static mla_status check_counts(const mla_problem *p)
         (status = check_range("num_parts", p->num_parts, 0, MAX_PARTS)) != MLA_OK) {
         return status;
     }
-    if (p->batch * p->s_q > MAX_PRODUCT / p->h_q) {
+    if (p->batch * p->s_q > MLA_MAX_ROWS / p->h_q) {
         return mla_fail(MLA_ERR_INVALID_ARGUMENT,
                         "problem.batch * s_q * h_q = %lld * %lld * %lld: more than 2^47 rows",
                         (long long)p->batch, (long long)p->s_q, (long long)p->h_q);
@@ -132,9 +131,10 @@ mla_status mla_shape_init(const mla_problem *problem, mla_shape *shape)
         (status = check_counts(&p)) != MLA_OK || (status = check_dims(&p)) != MLA_OK) {
         return status;
     }
-    if (!isfinite(p.softmax_scale) || fabs(p.softmax_scale) > 0x1.fffffep127) {
+    /* Kernels multiply it by log2(e), in float32. */
+    if (!(fabs(p.softmax_scale) <= 0x1p127)) {
         return mla_fail(MLA_ERR_INVALID_ARGUMENT,
-                        "problem.softmax_scale = %g: must be finite in float32", p.softmax_scale);
+                        "problem.softmax_scale = %g: must be -2^127 to 2^127", p.softmax_scale);
     }
     shape->problem = p;
     shape->sparse = p.op != MLA_OP_DENSE_DECODE;

@@ -4,6 +4,9 @@
 
 #include "mla.h"
 
+/* Most query rows: batch * s_q * h_q. */
+#define MLA_MAX_ROWS ((int64_t)1 << 47)
+
 typedef struct mla_shape {
     mla_problem problem;   /* as the caller gave it */
     bool sparse;           /* keys come from indices, not from a block table */

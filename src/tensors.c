@@ -47,7 +47,8 @@ static mla_status resolve_strides(int64_t *stride, const int64_t *dims, int num_
         int64_t elems = last_dim;
         for (int i = num_dims - 1; i >= 0; i--) {
             stride[i] = elems;
-            elems *= dims[i];
+            /* The product of all dimensions may exceed int64_t; strides beyond it are refused. */
+            elems = elems > MAX_EXTENT / dims[i] ? INT64_MAX : elems * dims[i];
         }
     }
     for (int i = 0; i < num_dims; i++) {
@@ -81,6 +82,11 @@ static mla_status resolve_pool_strides(mla_kv_format kv_format, int64_t *stride,
     if (rows_656 ? stride[1] != 0 && stride[1] < MLA_FP8_656_BYTES : stride[1] != 0) {
         return mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s_stride[1] = %lld: must be 0%s", name,
                         (long long)stride[1], rows_656 ? " or at least 656 bytes" : "");
+    }
+    if (stride[1] > MAX_EXTENT / page_size) {
+        return mla_fail(MLA_ERR_INVALID_ARGUMENT,
+                        "%s_stride[1] = %lld: %lld of them exceed the address space", name,
+                        (long long)stride[1], (long long)page_size);
     }
     if (stride[1] == 0) {
         stride[1] = rows_656 ? MLA_FP8_656_BYTES : MLA_FP8_584_DATA_BYTES;
@@ -259,6 +265,11 @@ mla_status mla_merge_args_resolve(const mla_merge_args *args, mla_merge_args *re
         (status = check_pointer(a->part_lses, "args.part_lses")) != MLA_OK ||
         (status = check_pointer(a->out, "args.out")) != MLA_OK) {
         return status;
+    }
+    if (a->batch * a->s_q > MLA_MAX_ROWS / a->h_q) {
+        return mla_fail(MLA_ERR_INVALID_ARGUMENT,
+                        "args.batch * s_q * h_q = %lld * %lld * %lld: more than 2^47 rows",
+                        (long long)a->batch, (long long)a->s_q, (long long)a->h_q);
     }
     size_t part_bytes = a->part_dtype == MLA_DTYPE_F32 ? 4 : 2;
     for (int64_t i = 0; i < a->num_parts; i++) {

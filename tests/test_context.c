@@ -120,6 +120,10 @@ static void bad_parameters(void **state)
     assert_refused((mla_ctx_params){.device = -1}, MLA_ERR_INVALID_ARGUMENT, "device = -1");
     assert_refused((mla_ctx_params){.num_threads = -2}, MLA_ERR_INVALID_ARGUMENT,
                    "num_threads = -2");
+    assert_refused((mla_ctx_params){.num_threads = 4097}, MLA_ERR_INVALID_ARGUMENT,
+                   "num_threads = 4097");
+    assert_refused((mla_ctx_params){.num_threads = INT32_MAX}, MLA_ERR_INVALID_ARGUMENT,
+                   "num_threads = 2147483647");
     assert_refused((mla_ctx_params){.isa_mask = 1u << 6}, MLA_ERR_INVALID_ARGUMENT, "isa_mask");
     assert_refused((mla_ctx_params){.isa_mask = 0x80000001u}, MLA_ERR_INVALID_ARGUMENT, "isa_mask");
     assert_refused((mla_ctx_params){.backend = MLA_BACKEND_CPU, .device = 1}, MLA_ERR_UNSUPPORTED,

@@ -247,6 +247,53 @@ static void float32_scales_as_they_are(mla_ctx *ctx)
     }
 }
 
+/* Infinite and NaN scales, beside keys whose scales are none that bf16 numbers hold. */
+static void scales_without_numbers(mla_ctx *ctx)
+{
+    const float scales[] = {INFINITY, -INFINITY, NAN};
+    for (int i = 0; i < COUNT(scales); i++) {
+        mla_problem problem = sparse_problem(MLA_KV_FP8_656, 1, 1, 40, 64, 150);
+        if (!isa_serves(ctx, &problem)) {
+            continue;
+        }
+        size_t mark = guarded_mark();
+        attention_case c;
+        attention_case_make(&c, &problem, &(case_options){.seed = 98, .pool_pages = 4});
+        set_scales_656(&c, (const float[]){0.0123f}, 1);
+        case_row row = attention_case_row(&c, &c.tensors.kv, 64, c.indices[7], 0);
+        memcpy(row.scales + 4, &scales[i], sizeof scales[i]);
+        assert_case_right(ctx, &c);
+        guarded_release(mark);
+    }
+}
+
+/* A key whose logit is -INFINITY weighs nothing, be it the first or the only one. */
+static void logits_of_minus_infinity(mla_ctx *ctx)
+{
+    const int32_t seqlens[] = {300};
+    const uint16_t minus_infinity = 0xff80, one = 0x3f80;
+    mla_problem problem = dense_problem(MLA_DTYPE_BF16, 1, 1, 40, 64);
+    if (!isa_serves(ctx, &problem)) {
+        return;
+    }
+    attention_case c;
+    attention_case_make(&c, &problem, &(case_options){.seed = 99, .seqlens = seqlens});
+    for (int head = 0; head < 40; head++) {
+        c.q[head * 576 + 570] = one;
+    }
+    for (int64_t token = 0; token < 200; token++) {
+        case_row row = attention_case_row(&c, &c.tensors.kv, 64, dense_slot(&c, 0, token), 0);
+        memcpy(row.data + 2 * 570, &minus_infinity, sizeof minus_infinity);
+    }
+    assert_case_right(ctx, &c);
+    c.seqlens[0] = 200;
+    attention_result result = attention_case_run(ctx, &c);
+    for (int head = 0; head < 40; head++) {
+        assert_true(result.lse[head] == -INFINITY);
+        assert_int_equal(result.out[head * 512] & 0x7fff, 0);
+    }
+}
+
 /* A narrowed scale shows where nothing else rounds: one key, e4m3 values 1, q = 0. */
 static void scales_are_not_narrowed(mla_ctx *ctx)
 {
@@ -396,6 +443,8 @@ int main(void)
         ISA_SCENARIO(tiny_values),
         ISA_SCENARIO(float32_scales_as_they_are),
         ISA_SCENARIO(scales_are_not_narrowed),
+        ISA_SCENARIO(scales_without_numbers),
+        ISA_SCENARIO(logits_of_minus_infinity),
         ISA_SCENARIO(e8m0_scales_from_smallest_to_large),
         ISA_SCENARIO(softmax_scales),
         ISA_SCENARIO(a_scale_that_rounds_to_zero_gives_the_mean),

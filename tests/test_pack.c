@@ -218,7 +218,8 @@ static void special_values(void **state)
         uint16_t *rows = args.rows;
         int64_t d = args.d_qk;
         memset(rows, 0, (size_t)d * 2); /* row 0: zeros */
-        rows[d + 3] = 0x7fc0;           /* row 1: a NaN among numbers */
+        rows[d + 1] = 0x4700;           /* row 1: 32768 and a signalling NaN among numbers */
+        rows[d + 3] = 0x7f81;
         for (int i = 0; i < 64; i++) {
             rows[2 * d + i] = 0x7f80; /* row 2: infinities */
         }
@@ -230,6 +231,7 @@ static void special_values(void **state)
             assert_int_equal(got[i], 0);
             assert_true(isnan(plain_bf16(got[d + i])) == (i == 3));
         }
+        assert_int_equal(got[d + 1], 0x4700);
         assert_true(plain_bf16(got[2 * d]) > 1e38f);
         guarded_release(0);
     }

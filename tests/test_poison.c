@@ -209,6 +209,26 @@ static void a_real_nan_stays_in_the_rows_that_see_it(mla_ctx *ctx)
     }
 }
 
+/* A part that is NaN is merged with later ones that hold holes only. */
+static void a_real_nan_outlives_empty_parts(mla_ctx *ctx)
+{
+    mla_problem problem = sparse_problem(MLA_KV_NATIVE, 1, 1, 3, 64, 256);
+    problem.num_parts = 4;
+    if (!isa_serves(ctx, &problem)) {
+        return;
+    }
+    attention_case c;
+    attention_case_make(&c, &problem, &(case_options){.seed = 27, .pool_pages = 4});
+    for (int i = 64; i < 256; i++) {
+        c.indices[i] = -1;
+    }
+    spoil_elem(&c, c.indices[5], 0, 570);
+    attention_result result = attention_case_run(ctx, &c);
+    for (int64_t row = 0; row < 3; row++) {
+        assert_row_nan(&result, problem.dtype, row);
+    }
+}
+
 /* A NaN query row is its own affair. */
 static void a_nan_query_stays_in_its_row(mla_ctx *ctx)
 {
@@ -315,6 +335,7 @@ int main(void)
         ISA_SCENARIO(pages_and_table_entries_of_nobody),
         ISA_SCENARIO(a_real_nan_stays_in_its_request),
         ISA_SCENARIO(a_real_nan_stays_in_the_rows_that_see_it),
+        ISA_SCENARIO(a_real_nan_outlives_empty_parts),
         ISA_SCENARIO(a_nan_query_stays_in_its_row),
         ISA_SCENARIO(a_clean_launch_after_a_poisoned_one),
         ISA_SCENARIO(zero_queries_give_the_mean),

@@ -131,6 +131,21 @@ static void broadcast_inputs_only(void **state)
     assert_int_equal(mla_tensors_resolve(&dense, &tensors, &resolved), MLA_ERR_INVALID_ARGUMENT);
 }
 
+/* Of FP8 rows too; the page's stride follows from the token's. */
+static void fp8_offsets_never_overflow(void **state)
+{
+    (void)state;
+    mla_problem problem = small_problem(MLA_OP_SPARSE_DECODE, MLA_KV_FP8_656);
+    mla_shape shape = shape_of(problem);
+    for (int bit = 10; bit < 63; bit++) {
+        mla_tensors tensors = small_tensors(&shape), t;
+        tensors.kv.num_pages = 1;
+        tensors.kv.stride[1] = (int64_t)1 << bit;
+        mla_status status = mla_tensors_resolve(&shape, &tensors, &t);
+        assert_int_equal(status, bit <= 55 ? MLA_OK : MLA_ERR_INVALID_ARGUMENT);
+    }
+}
+
 /* Whatever is resolved, an element's byte offset fits int64_t. */
 static void offsets_never_overflow(void **state)
 {
@@ -164,10 +179,9 @@ static void offsets_never_overflow(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(contiguous_layouts),
-        cmocka_unit_test(given_strides_are_kept),
-        cmocka_unit_test(broadcast_inputs_only),
-        cmocka_unit_test(offsets_never_overflow),
+        cmocka_unit_test(contiguous_layouts),         cmocka_unit_test(given_strides_are_kept),
+        cmocka_unit_test(broadcast_inputs_only),      cmocka_unit_test(offsets_never_overflow),
+        cmocka_unit_test(fp8_offsets_never_overflow),
     };
     return cmocka_run_group_tests_name("strides", tests, NULL, NULL);
 }

@@ -1,6 +1,8 @@
 """The tool's answers to wrong use and to files that are missing, truncated or lie."""
 import os
+import stat
 import struct
+import subprocess
 import sys
 
 from tool_runner import Tensor, Tool, file_bytes, read_file
@@ -80,6 +82,10 @@ def good_files(tool):
     spare["seqlen"] = Tensor("I32", [2])
     _, _, stderr, _ = decode_file(tool, spare)
     tool.check("unused tensor", "'seqlen' is not used" in stderr, stderr)
+    spare = dense()
+    spare["\x1b[31mred\n"] = Tensor("U8", [1])
+    _, _, stderr, _ = decode_file(tool, spare)
+    tool.check("control characters", "'?[31mred?' is not used" in stderr, stderr)
 
 
 def broken_files(tool):
@@ -100,6 +106,11 @@ def broken_files(tool):
     overflow = dense()
     overflow["kv_cache"].shape = [2**52, 2**52, 1, 576]
     refused(tool, "lies beyond 2^64", overflow, "kv_cache")
+    overflow["kv_cache"] = Tensor("BF16", [0, 2**53, 2**53, 576])
+    refused(tool, "empty, of huge pages", overflow, "KV heads")
+    overflow["kv_cache"] = Tensor("BF16", [0, 2**53, 1, 576])
+    overflow["seqlens"] = Tensor("I32", [2], [0, 0])
+    refused(tool, "empty, of a huge page", overflow, "page_size")
 
 
 def wrong_tensors(tool):
@@ -177,6 +188,24 @@ def wrong_use(tool):
     tool.check("output folder missing", status == FAILED and "no/such/folder" in stderr, stderr)
     status, _, stderr = tool.run("decode", path, "-o", tool.folder.name)
     tool.check("output is a folder", status == FAILED, "status %d: %s" % (status, stderr))
+    os.mkfifo(tool.path("pipe"))
+    status, _, stderr = tool.run("decode", path, "-o", tool.path("pipe"))
+    tool.check("output is a pipe", status == FAILED and "not a regular file" in stderr and
+               stat.S_ISFIFO(os.stat(tool.path("pipe")).st_mode), stderr)
+    tool.write("target", b"old")
+    os.symlink("target", tool.path("link"))
+    status, _, stderr = tool.run("decode", path, "-o", tool.path("link"))
+    tool.check("output is a link", status == OK and os.path.islink(tool.path("link")) and
+               "out" in read_file(tool.path("target")), stderr)
+    status, _, stderr = tool.run("decode", path, "-o", path)
+    tool.check("output is the input", status == OK and "out" in read_file(path), stderr)
+    if os.path.exists("/dev/full"):
+        for arguments in (["info"], ["--version"], ["plan", "--seqlens", "100,200"]):
+            with open("/dev/full", "w", encoding="ascii") as full:
+                done = subprocess.run([tool.binary, *arguments], stdout=full,
+                                      stderr=subprocess.PIPE, text=True, timeout=300)
+            tool.check("full disk: mla " + arguments[0], done.returncode == FAILED and
+                       "standard output" in done.stderr, done.stderr)
     left = [name for name in os.listdir(tool.folder.name) if "tmp" in name.lower()]
     tool.check("nothing left behind", not left, str(left))
 

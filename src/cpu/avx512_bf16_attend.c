@@ -3,6 +3,7 @@
 #include "formats.h"
 
 #include <assert.h>
+#include <float.h>
 #include <immintrin.h>
 #include <math.h>
 
@@ -55,7 +56,9 @@ static void start_pass(bf16_pass *pass)
     }
     mla_bf16_pack_queries(job, job->scale < 0.0f, scratch);
     for (int32_t row = 0; row < MLA_CPU_TILE_ROWS; row++) {
-        scratch->row_ref[row] = scratch->row_max[row] = -INFINITY;
+        scratch->row_max[row] = -INFINITY;
+        /* Finite, so that logits of -INFINITY may be taken relative to it. */
+        scratch->row_ref[row] = -FLT_MAX;
         scratch->row_sum[row] = scratch->row_rounded[row] = 0.0f;
     }
 }

@@ -4,11 +4,13 @@
 #include "formats.h"
 
 #include <assert.h>
+#include <float.h>
 #include <math.h>
 
 enum {
     GROUP_WORDS = 16, /* pairs of dimensions transposed at a time */
     E4M3_TO_BF16_BIAS = 127 - 7,
+    MAX_E4M3 = 448,
     /* Scales of 2^e with |e| up to this keep every value a normal bf16 number. */
     MAX_SCALE_EXPONENT = 100
 };
@@ -194,18 +196,27 @@ static void decode_584(mla_key_row source, uint8_t *row)
     memcpy(row + 2 * MLA_FP8_584_LATENT, source.data + MLA_FP8_584_ROPE_AT, MLA_ROPE_DIM * 2);
 }
 
-/* A row of a split block: K without scales, and V in two parts. */
+/* Whether a product with the scale may be infinite or NaN. S would not show it if the scale were
+ * applied to a sum of products. */
+static inline bool scale_overflows(float scale)
+{
+    return !(fabsf(scale) <= FLT_MAX / MAX_E4M3);
+}
+
+/* A row of a split block: K without scales, but for those that overflow, and V in two parts. */
 static void split_656(mla_key_row source, int32_t key, mla_bf16_scratch *scratch)
 {
     uint8_t *row = scratch->rows[key], *high = scratch->high[key];
-    float *scales = scratch->scales[key];
-    memcpy(scales, source.scales, sizeof scratch->scales[key]);
+    float scales[GROUPS_656];
+    memcpy(scales, source.scales, sizeof scales);
     for (int i = 0; i < MLA_FP8_656_LATENT; i += 32) {
-        __m512i rest;
-        __m512 scale = _mm512_set1_ps(scales[i / MLA_FP8_656_GROUP]);
-        _mm512_storeu_si512(row + 2 * i, e4m3_to_bf16(source.data + i, 0));
-        _mm512_storeu_si512(high + 2 * i, scale_and_round(source.data + i, scale, &rest));
+        float scale = scales[i / MLA_FP8_656_GROUP];
+        __m512i rest, value = scale_and_round(source.data + i, _mm512_set1_ps(scale), &rest);
+        bool overflows = scale_overflows(scale);
+        _mm512_storeu_si512(row + 2 * i, overflows ? value : e4m3_to_bf16(source.data + i, 0));
+        _mm512_storeu_si512(high + 2 * i, value);
         _mm512_storeu_si512(scratch->low[key] + 2 * i, rest);
+        scratch->scales[key][i / MLA_FP8_656_GROUP] = overflows ? 1.0f : scale;
     }
     if (has_e4m3_nan(MLA_FP8_656_LATENT, source.data)) {
         put_nan(GROUPS_656, MLA_FP8_656_GROUP, source.data, scales, row);
@@ -215,7 +226,7 @@ static void split_656(mla_key_row source, int32_t key, mla_bf16_scratch *scratch
 }
 
 /* Whether a key of the block has a scale whose products no single bf16 number holds. Of a scale that
- * is NaN or infinite they are no numbers at all, and such a key may be one that few rows see. */
+ * overflows they are no numbers or of no account, and such a key may be one that few rows see. */
 static bool has_odd_scale(const mla_bf16_block *block)
 {
     bool plain = true;
@@ -223,7 +234,7 @@ static bool has_odd_scale(const mla_bf16_block *block)
         float scales[GROUPS_656];
         memcpy(scales, block->source[key].scales, sizeof scales);
         for (int i = 0; i < GROUPS_656; i++) {
-            plain = plain && (scale_is_plain(scales[i]) || !isfinite(scales[i]));
+            plain = plain && (scale_is_plain(scales[i]) || scale_overflows(scales[i]));
         }
     }
     return !plain;

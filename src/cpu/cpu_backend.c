@@ -82,8 +82,9 @@ static mla_status cpu_ctx_open(const mla_ctx_params *params, mla_ctx *ctx)
                                                          MLA_DTYPE_BF16);
     info->isa_used = kernel != NULL ? kernel->isa : MLA_ISA_REFERENCE;
     info->backend = MLA_BACKEND_CPU;
-    info->num_threads = params->num_threads > 0 ? params->num_threads
-                                                : (int32_t)omp_get_max_threads();
+    int32_t all_threads = (int32_t)omp_get_max_threads();
+    all_threads = all_threads < MLA_MAX_THREADS ? all_threads : MLA_MAX_THREADS;
+    info->num_threads = params->num_threads > 0 ? params->num_threads : all_threads;
     mla_cpu_name(info->device_name, sizeof info->device_name);
     ctx->shape_id = (uint64_t)MLA_BACKEND_CPU << 32 | (uint32_t)info->num_threads;
     return MLA_OK;
@@ -159,6 +160,9 @@ static mla_status check_pages(const mla_shape *shape, const mla_tensors *t)
                             "seqlens[%lld] = %d: the block table has room for %lld pages of %lld",
                             (long long)i, t->seqlens[i], (long long)t->max_pages,
                             (long long)page_size);
+        }
+        if (num_pages == 0) {
+            continue; /* there may be no table */
         }
         const int32_t *pages = t->block_table + i * t->block_table_stride;
         for (int64_t j = 0; j < num_pages; j++) {

@@ -366,7 +366,7 @@ static void merge_row(const cpu_run *run, int64_t part_idx, int64_t num_splits, 
     for (int64_t i = 0; i < num_splits; i++) {
         int64_t at = (i == 0 ? first : mla_plan_partial_idx(part_idx + i, 1)) * stride + in_partial;
         double lse = run->partial_lse[at];
-        max = lse <= max ? max : lse; /* a NaN becomes the maximum, and the result */
+        max = lse > max || isnan(lse) ? lse : max; /* a NaN stays the maximum: the result */
         row_max = run->partial_max[at] > row_max ? run->partial_max[at] : row_max;
     }
     float out[MLA_D_V] = {0};
@@ -436,9 +436,10 @@ mla_status mla_cpu_run(const mla_ctx *ctx, const mla_shape *shape, const mla_ten
                        const void *plan_buffer, void *workspace)
 {
     const cpu_run run = start_run(ctx, shape, tensors, plan_buffer, workspace);
-    if (run.num_parts < 1) {
-        return mla_fail(MLA_ERR_PLAN_MISMATCH, "plan.buffer holds %lld parts: it was never built",
-                        (long long)run.num_parts);
+    const mla_plan_header *header = plan_buffer;
+    if (header->magic != MLA_PLAN_MAGIC || header->num_reqs != shape->num_reqs ||
+        run.num_parts < 1) {
+        return mla_fail(MLA_ERR_PLAN_MISMATCH, "plan->buffer holds no plan of this problem");
     }
     int64_t part_units = units_per_part(shape);
     int64_t num_units = run.num_parts * part_units;

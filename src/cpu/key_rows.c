@@ -46,10 +46,8 @@ static int32_t resolve_sparse(const mla_key_rows *keys, const mla_key_pool *pool
         }
         int64_t page = slot, token = 0;
         if (pool->page_size > 1) {
-            /* 32-bit division is several times faster than 64-bit; a page larger than any slot
-             * number is all in page 0. */
-            uint32_t page_size = pool->page_size < INT32_MAX ? (uint32_t)pool->page_size
-                                                             : (uint32_t)INT32_MAX + 1;
+            /* 32-bit division is several times faster than 64-bit. */
+            uint32_t page_size = (uint32_t)pool->page_size;
             page = (uint32_t)slot / page_size;
             token = (uint32_t)slot % page_size;
         }
@@ -62,7 +60,7 @@ int32_t mla_key_rows_resolve(const mla_key_rows *keys, int64_t begin, int64_t en
                              mla_key_row *rows)
 {
     assert(0 <= begin && begin <= end && end <= keys->num_keys[0] + keys->num_keys[1]);
-    assert(end - begin <= INT32_MAX);
+    assert(end - begin <= INT32_MAX && keys->pool[0].page_size <= INT32_MAX);
     if (keys->block_table != NULL) {
         return resolve_dense(keys, begin, end, rows);
     }

@@ -1,0 +1,196 @@
+/* Times dense decode of the CUDA backend. */
+#include "gpu_dense.h"
+#include "gpu_driver.h"
+#include "gpu_stopwatch.h"
+#include "plan.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct bench_shape {
+    int64_t b, s_q, h_q, s_k;
+    bool causal, varied;
+} bench_shape;
+
+static const bench_shape large_shapes[] = {
+    {132, 1, 128, 4096, false, false},  {132, 1, 128, 16384, false, false},
+    {128, 1, 128, 4096, false, false},  {128, 1, 128, 8192, false, false},
+    {128, 1, 128, 16384, false, false}, {128, 2, 128, 8192, true, false},
+    {128, 1, 64, 16384, false, false},  {128, 1, 32, 16384, false, false},
+    {128, 1, 16, 16384, false, false},  {128, 4, 16, 8192, true, false},
+    {128, 1, 128, 8192, false, true},
+};
+
+static const bench_shape small_shapes[] = {
+    {1, 1, 128, 1024, false, false},  {1, 1, 128, 4096, false, false},
+    {1, 1, 128, 32768, false, false}, {1, 1, 128, 131072, false, false},
+    {4, 1, 128, 4096, false, false},  {8, 1, 128, 8192, false, false},
+    {16, 1, 128, 2048, false, false}, {32, 1, 128, 4096, false, false},
+    {1, 1, 16, 1024, false, false},   {1, 1, 16, 4096, false, false},
+    {1, 1, 16, 32768, false, false},  {1, 1, 16, 131072, false, false},
+    {4, 1, 16, 4096, false, false},   {8, 1, 16, 8192, false, false},
+    {16, 1, 16, 2048, false, false},  {32, 1, 16, 4096, false, false},
+};
+
+/* Dense decode over `copies` disjoint caches in turn, so that no run finds its cache in L2. */
+typedef struct decode_bench {
+    const mla_ctx *ctx;
+    mla_problem problem;
+    mla_tensors tensors;
+    buffers buffers;
+    int64_t copies, copy_elems;
+    uint16_t *kv;
+    double flops, bytes;
+    cudaStream_t stream;
+} decode_bench;
+
+static void run_decode(void *state, int idx)
+{
+    decode_bench *d = state;
+    d->tensors.kv.data = d->kv + idx % d->copies * d->copy_elems;
+    check_mla(mla_run(d->ctx, &d->problem, &d->tensors, &d->buffers.plan, d->buffers.workspace,
+                      d->buffers.sizes.workspace_bytes, d->stream),
+              "mla_run");
+}
+
+static void make_decode(const mla_ctx *ctx, const bench_shape *s, int32_t num_parts,
+                        decode_bench *d)
+{
+    *d = (decode_bench){.ctx = ctx, .problem = dense_decode_problem(s->b, s->s_q, s->h_q)};
+    d->problem.num_parts = num_parts;
+    d->problem.causal = s->causal;
+    int32_t *seqlens = malloc((size_t)s->b * 4);
+    int64_t tokens = 0, longest = 0;
+    for (int64_t i = 0; i < s->b; i++) {
+        const double length = (double)s->s_k * (1 + 0.5 * (double)random_normal());
+        seqlens[i] = s->varied ? (int32_t)(length < 64 ? 64 : length) : (int32_t)s->s_k;
+        tokens += seqlens[i];
+        longest = seqlens[i] > longest ? seqlens[i] : longest;
+    }
+    const int64_t max_pages = (longest + 63) / 64, num_pages = tokens / 64 + s->b;
+    int32_t *table = malloc((size_t)(s->b * max_pages) * 4), *order = random_order(num_pages);
+    int64_t next = 0;
+    for (int64_t i = 0; i < s->b * max_pages; i++) {
+        table[i] = i % max_pages * 64 < seqlens[i / max_pages] ? order[next++] : -1;
+    }
+    const int64_t rows = s->b * s->s_q * s->h_q;
+    d->copy_elems = num_pages * 64 * 576;
+    d->copies = 1 + (int64_t)200e6 / (d->copy_elems * 2);
+    d->kv = device_normals((size_t)(d->copies * d->copy_elems), 0.1f);
+    d->tensors = (mla_tensors){.struct_size = sizeof d->tensors,
+                               .q = device_normals((size_t)rows * 576, 0.1f),
+                               .kv = {.data = d->kv, .num_pages = num_pages},
+                               .block_table = device_copy(table, (size_t)(s->b * max_pages) * 4),
+                               .max_pages = max_pages,
+                               .seqlens = device_copy(seqlens, (size_t)s->b * 4),
+                               .out = device_alloc((size_t)rows * 512 * 2),
+                               .lse = device_alloc((size_t)rows * 4)};
+    d->flops = 2.0 * (double)(s->h_q * s->s_q * tokens) * (576 + 512);
+    d->bytes = (double)tokens * 1152 + (double)rows * (576 + 512) * 2;
+    make_buffers(ctx, &d->problem, true, &d->buffers);
+    run_once(ctx, &d->problem, &d->tensors, &d->buffers, NULL);
+    check_cuda(cudaDeviceSynchronize(), "first run");
+    free(seqlens), free(table), free(order);
+}
+
+static void free_decode(decode_bench *d)
+{
+    cudaFree(d->kv), cudaFree((void *)(uintptr_t)d->tensors.q);
+    cudaFree((void *)(uintptr_t)d->tensors.block_table);
+    cudaFree((void *)(uintptr_t)d->tensors.seqlens);
+    cudaFree(d->tensors.out), cudaFree(d->tensors.lse);
+    free_buffers(&d->buffers, true);
+}
+
+void bench_large(const mla_ctx *gpu, const char *filter, int32_t num_parts)
+{
+    const cublas blas = open_cublas();
+    const nvml ml = open_nvml();
+    const workload gemm = {run_gemm, (void *)(uintptr_t)&blas};
+    printf("burst: median of 7 runs after 0.4 s idle; sustained: after 0.5 s back to back; ratios "
+           "to cuBLAS bf16 8192^3 before and after\n");
+    printf("%-34s %9s %7s %6s | %9s %7s %6s %6s %5s %6s\n", "shape", "burst us", "TFLOP/s", "ratio",
+           "sust. us", "TFLOP/s", "GB/s", "ratio", "MHz", "W");
+    for (size_t i = 0; i < sizeof large_shapes / sizeof large_shapes[0]; i++) {
+        const bench_shape *s = &large_shapes[i];
+        char name[64];
+        snprintf(name, sizeof name, "b%lld s_q%lld h_q%lld s_k%lld%s%s", (long long)s->b,
+                 (long long)s->s_q, (long long)s->h_q, (long long)s->s_k,
+                 s->causal ? " causal" : "", s->varied ? " varied" : "");
+        if (filter != NULL && strstr(name, filter) == NULL) {
+            continue;
+        }
+        decode_bench d;
+        random_seed(7);
+        make_decode(gpu, s, num_parts, &d);
+        const workload decode = {run_decode, &d};
+        double gemm_rate[2] = {0}, burst_gemm = 0;
+        if (blas.handle != NULL) {
+            burst_gemm = gemm_flops / time_burst(&gemm);
+        }
+        const double burst = time_burst(&decode);
+        if (blas.handle != NULL) {
+            gemm_rate[0] = gemm_flops / time_back_to_back(&gemm, 0.4, 0.2, &ml).seconds;
+        }
+        const timing t = time_back_to_back(&decode, 0.5, 0.3, &ml);
+        if (blas.handle != NULL) {
+            gemm_rate[1] = gemm_flops / time_back_to_back(&gemm, 0.4, 0.2, &ml).seconds;
+        }
+        const double gemm_mean = (gemm_rate[0] + gemm_rate[1]) / 2;
+        printf("%-34s %9.1f %7.1f %6.3f | %9.1f %7.1f %6.0f %6.3f %5u %6.0f  cuBLAS %.0f %.0f\n",
+               name, burst * 1e6, d.flops / burst * 1e-12,
+               burst_gemm > 0 ? d.flops / burst / burst_gemm : 0, t.seconds * 1e6,
+               d.flops / t.seconds * 1e-12, d.bytes / t.seconds * 1e-9,
+               gemm_mean > 0 ? d.flops / t.seconds / gemm_mean : 0, t.mhz, t.mw * 1e-3,
+               burst_gemm * 1e-12, gemm_mean * 1e-12);
+        fflush(stdout);
+        free_decode(&d);
+    }
+}
+
+void bench_small(const mla_ctx *gpu, const char *filter, int32_t num_parts)
+{
+    enum { CALLS = 20, REPLAYS = 15 };
+    printf("small batches: us a call, median of %d replays of a CUDA graph of %d calls\n", REPLAYS,
+           CALLS);
+    for (size_t i = 0; i < sizeof small_shapes / sizeof small_shapes[0]; i++) {
+        const bench_shape *s = &small_shapes[i];
+        decode_bench d;
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        cudaEvent_t begin, end;
+        float ms[REPLAYS];
+        char name[64];
+        snprintf(name, sizeof name, "b%lld h_q%lld s_k%lld", (long long)s->b, (long long)s->h_q,
+                 (long long)s->s_k);
+        if (filter != NULL && strstr(name, filter) == NULL) {
+            continue;
+        }
+        random_seed(7);
+        make_decode(gpu, s, num_parts, &d);
+        check_cuda(cudaStreamCreateWithFlags(&d.stream, cudaStreamNonBlocking), "stream");
+        cudaEventCreate(&begin), cudaEventCreate(&end);
+        check_cuda(cudaStreamBeginCapture(d.stream, cudaStreamCaptureModeGlobal), "capture");
+        for (int call = 0; call < CALLS; call++) {
+            run_decode(&d, call);
+        }
+        check_cuda(cudaStreamEndCapture(d.stream, &graph), "capture");
+        check_cuda(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+        for (int replay = 0; replay < REPLAYS; replay++) {
+            cudaEventRecord(begin, d.stream);
+            check_cuda(cudaGraphLaunch(exec, d.stream), "cudaGraphLaunch");
+            cudaEventRecord(end, d.stream);
+            check_cuda(cudaEventSynchronize(end), "graph");
+            cudaEventElapsedTime(&ms[replay], begin, end);
+        }
+        mla_plan_header header;
+        device_read(&header, d.buffers.plan.buffer, sizeof header, "plan");
+        printf("%-22s %8.1f us   %d parts x %d columns\n", name, median(ms, REPLAYS) * 1e3 / CALLS,
+               header.num_parts, header.column_parts);
+        fflush(stdout);
+        cudaGraphExecDestroy(exec), cudaGraphDestroy(graph), cudaStreamDestroy(d.stream);
+        cudaEventDestroy(begin), cudaEventDestroy(end);
+        free_decode(&d);
+    }
+}

@@ -105,9 +105,9 @@ static void free_decode(decode_bench *d)
 
 void bench_large(const mla_ctx *gpu, const char *filter, int32_t num_parts)
 {
-    const cublas blas = open_cublas();
-    const nvml ml = open_nvml();
-    const workload gemm = {run_gemm, (void *)(uintptr_t)&blas};
+    gemm_bench yardstick = open_gemm();
+    const gpu_sensors sensors = open_sensors();
+    const workload gemm = {run_gemm, &yardstick};
     printf("burst: median of 7 runs after 0.4 s idle; sustained: after 0.5 s back to back; ratios "
            "to cuBLAS bf16 8192^3 before and after\n");
     printf("%-34s %9s %7s %6s | %9s %7s %6s %6s %5s %6s\n", "shape", "burst us", "TFLOP/s", "ratio",
@@ -126,23 +126,23 @@ void bench_large(const mla_ctx *gpu, const char *filter, int32_t num_parts)
         make_decode(gpu, s, num_parts, &d);
         const workload decode = {run_decode, &d};
         double gemm_rate[2] = {0}, burst_gemm = 0;
-        if (blas.handle != NULL) {
+        if (yardstick.blas.library != NULL) {
             burst_gemm = gemm_flops / time_burst(&gemm);
         }
         const double burst = time_burst(&decode);
-        if (blas.handle != NULL) {
-            gemm_rate[0] = gemm_flops / time_back_to_back(&gemm, 0.4, 0.2, &ml).seconds;
+        if (yardstick.blas.library != NULL) {
+            gemm_rate[0] = gemm_flops / time_back_to_back(&gemm, 0.4, 0.2, &sensors).seconds;
         }
-        const timing t = time_back_to_back(&decode, 0.5, 0.3, &ml);
-        if (blas.handle != NULL) {
-            gemm_rate[1] = gemm_flops / time_back_to_back(&gemm, 0.4, 0.2, &ml).seconds;
+        const timing t = time_back_to_back(&decode, 0.5, 0.3, &sensors);
+        if (yardstick.blas.library != NULL) {
+            gemm_rate[1] = gemm_flops / time_back_to_back(&gemm, 0.4, 0.2, &sensors).seconds;
         }
         const double gemm_mean = (gemm_rate[0] + gemm_rate[1]) / 2;
-        printf("%-34s %9.1f %7.1f %6.3f | %9.1f %7.1f %6.0f %6.3f %5u %6.0f  cuBLAS %.0f %.0f\n",
+        printf("%-34s %9.1f %7.1f %6.3f | %9.1f %7.1f %6.0f %6.3f %5.0f %6.0f  cuBLAS %.0f %.0f\n",
                name, burst * 1e6, d.flops / burst * 1e-12,
                burst_gemm > 0 ? d.flops / burst / burst_gemm : 0, t.seconds * 1e6,
                d.flops / t.seconds * 1e-12, d.bytes / t.seconds * 1e-9,
-               gemm_mean > 0 ? d.flops / t.seconds / gemm_mean : 0, t.mhz, t.mw * 1e-3,
+               gemm_mean > 0 ? d.flops / t.seconds / gemm_mean : 0, t.megahertz, t.watts,
                burst_gemm * 1e-12, gemm_mean * 1e-12);
         fflush(stdout);
         free_decode(&d);

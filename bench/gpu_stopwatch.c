@@ -2,65 +2,43 @@
 
 #include "gpu_driver.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 enum { GEMM_SIZE = 8192 };
 const double gemm_flops = 2.0 * GEMM_SIZE * GEMM_SIZE * GEMM_SIZE;
 
-static void load_symbol(void *library, const char *name, void *pointer)
+gemm_bench open_gemm(void)
 {
-    void *address = library != NULL ? dlsym(library, name) : NULL;
-    memcpy(pointer, &address, sizeof address);
-}
-
-cublas open_cublas(void)
-{
-    cublas blas = {0};
-    int (*create)(void **);
-    void *library = dlopen("libcublas.so.13", RTLD_NOW);
-    load_symbol(library, "cublasCreate_v2", &create);
-    load_symbol(library, "cublasGemmEx", &blas.gemm);
-    if (create == NULL || blas.gemm == NULL || create(&blas.handle) != 0) {
-        printf("no cuBLAS: %s\n", dlerror());
-        return (cublas){0};
+    gemm_bench gemm = {.a = NULL};
+    if (!cublas_open(&gemm.blas, NULL)) {
+        printf("no cuBLAS\n");
+        return gemm;
     }
-    blas.a = device_normals((size_t)GEMM_SIZE * GEMM_SIZE, 1);
-    blas.b = device_normals((size_t)GEMM_SIZE * GEMM_SIZE, 1);
-    blas.c = device_alloc((size_t)GEMM_SIZE * GEMM_SIZE * 2);
-    return blas;
+    gemm.a = device_normals((size_t)GEMM_SIZE * GEMM_SIZE, 1);
+    gemm.b = device_normals((size_t)GEMM_SIZE * GEMM_SIZE, 1);
+    gemm.c = device_alloc((size_t)GEMM_SIZE * GEMM_SIZE * 2);
+    return gemm;
 }
 
 void run_gemm(void *state, int idx)
 {
-    enum { TRANSPOSE = 1, PLAIN = 0, BF16 = 14, FP32_COMPUTE = 68, DEFAULT_ALGO = -1 };
-    const cublas *blas = state;
+    const gemm_bench *gemm = state;
     (void)idx;
-    const float one = 1, zero = 0;
-    const int n = GEMM_SIZE;
-    if (blas->gemm(blas->handle, TRANSPOSE, PLAIN, n, n, n, &one, blas->a, BF16, n, blas->b, BF16,
-                   n, &zero, blas->c, BF16, n, FP32_COMPUTE, DEFAULT_ALGO) != 0) {
+    if (!cublas_multiply(&gemm->blas, GEMM_SIZE, gemm->a, gemm->b, gemm->c)) {
         printf("cublasGemmEx failed\n");
         exit(2);
     }
 }
 
-nvml open_nvml(void)
+gpu_sensors open_sensors(void)
 {
-    nvml ml = {0};
-    int (*init)(void), (*by_index)(unsigned, void **);
-    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
-    load_symbol(library, "nvmlInit_v2", &init);
-    load_symbol(library, "nvmlDeviceGetHandleByIndex_v2", &by_index);
-    load_symbol(library, "nvmlDeviceGetClockInfo", &ml.clock);
-    load_symbol(library, "nvmlDeviceGetPowerUsage", &ml.power);
-    if (init == NULL || by_index == NULL || init() != 0 || by_index(0, &ml.device) != 0) {
-        ml.device = NULL;
-    }
-    return ml;
+    gpu_sensors sensors;
+    char bus_id[32];
+    check_cuda(cudaDeviceGetPCIBusId(bus_id, (int)sizeof bus_id, 0), "cudaDeviceGetPCIBusId");
+    gpu_sensors_open(&sensors, bus_id);
+    return sensors;
 }
 
 static double now(void)
@@ -70,7 +48,7 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-timing time_back_to_back(const workload *w, double warm, double measure, const nvml *ml)
+timing time_back_to_back(const workload *w, double warm, double measure, const gpu_sensors *sensors)
 {
     cudaEvent_t begin, end;
     cudaEventCreate(&begin), cudaEventCreate(&end);
@@ -91,9 +69,8 @@ timing time_back_to_back(const workload *w, double warm, double measure, const n
     cudaEventRecord(begin, NULL);
     for (int i = 0; i < count; i++) {
         w->run(w->state, i);
-        if (i == count * 3 / 4 && ml->device != NULL) {
-            ml->clock(ml->device, 1, &result.mhz);
-            ml->power(ml->device, &result.mw);
+        if (i == count * 3 / 4) {
+            gpu_sensors_read(sensors, &result.megahertz, &result.watts);
         }
     }
     cudaEventRecord(end, NULL);

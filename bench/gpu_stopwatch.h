@@ -5,30 +5,24 @@
 #ifndef MLA_BENCH_GPU_STOPWATCH_H
 #define MLA_BENCH_GPU_STOPWATCH_H
 
-/* cuBLAS, bf16 8192^3, by its C interface; absent when the library is. */
-typedef struct cublas {
-    void *handle;
-    int (*gemm)(void *, int, int, int, int, int, const void *, const void *, int, int, const void *,
-                int, int, const void *, void *, int, int, int, int);
+#include "cublas_baseline.h"
+#include "gpu_sensors.h"
+
+/* cuBLAS, bf16 8192^3, and its matrices. */
+typedef struct gemm_bench {
+    cublas_baseline blas; /* its library is NULL when absent */
     void *a, *b, *c;
-} cublas;
+} gemm_bench;
 
 extern const double gemm_flops;
 
-/* The handle is NULL when the library is absent. */
-cublas open_cublas(void);
+gemm_bench open_gemm(void);
 
-/* A workload: one multiplication; the state is a cublas. */
+/* A workload: one multiplication; the state is a gemm_bench. */
 void run_gemm(void *state, int idx);
 
-/* Clock and power; the device is NULL when the library is absent. */
-typedef struct nvml {
-    void *device;
-    int (*clock)(void *, int, unsigned *);
-    int (*power)(void *, unsigned *);
-} nvml;
-
-nvml open_nvml(void);
+/* Of the first device. */
+gpu_sensors open_sensors(void);
 
 /* What is timed: one launch sequence, and how many of them a measurement repeats. */
 typedef struct workload {
@@ -37,12 +31,13 @@ typedef struct workload {
 } workload;
 
 typedef struct timing {
-    double seconds;   /* a run, mean over the measured runs */
-    unsigned mhz, mw; /* while they ran */
+    double seconds;          /* a run, mean over the measured runs */
+    double megahertz, watts; /* while they ran; 0: unknown */
 } timing;
 
 /* Back to back for about `warm` seconds, then `measure` seconds timed by events. */
-timing time_back_to_back(const workload *w, double warm, double measure, const nvml *ml);
+timing time_back_to_back(const workload *w, double warm, double measure,
+                         const gpu_sensors *sensors);
 
 /* On a chip that idled: the median of single runs, in seconds. */
 double time_burst(const workload *w);

@@ -136,6 +136,9 @@ void batch_outputs_free(batch_outputs *outputs);
 /* Fills with the NaN pattern again. */
 void batch_outputs_reset(batch_outputs *outputs);
 
+/* Whether no element of out and lse is the NaN pattern any more; no kernel computes that NaN. */
+bool batch_outputs_written(const batch_outputs *outputs, const batch *input);
+
 /* Tensors of a batch with its inputs and these outputs, in host memory. */
 mla_tensors batch_host_tensors(const batch *input, const batch_outputs *outputs);
 

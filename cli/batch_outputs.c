@@ -36,6 +36,22 @@ void batch_outputs_reset(batch_outputs *outputs)
     }
 }
 
+bool batch_outputs_written(const batch_outputs *outputs, const batch *input)
+{
+    const batch_spec *spec = &input->spec;
+    int64_t rows = spec->batch * spec->s_q * spec->h_q, stride = input->tensors.out_stride[2];
+    mla_tensors tensors = batch_host_tensors(input, outputs);
+    const uint16_t *out = tensors.out, *lse = (const uint16_t *)(const void *)tensors.lse;
+    bool written = true;
+    for (int64_t row = 0; written && row < rows; row++) {
+        written = lse[2 * row] != nan_pattern || lse[2 * row + 1] != nan_pattern;
+        for (int64_t i = 0; written && i < D_V; i++) {
+            written = out[row * stride + i] != nan_pattern;
+        }
+    }
+    return written;
+}
+
 void batch_outputs_free(batch_outputs *outputs)
 {
     for (int i = 0; i < TENSOR_OUTPUTS; i++) {

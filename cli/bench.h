@@ -2,6 +2,7 @@
 #ifndef MLA_CLI_BENCH_H
 #define MLA_CLI_BENCH_H
 
+#include "bench_gpu.h"
 #include "engine.h"
 #include "openblas_baseline.h"
 #include "sample_stats.h"
@@ -32,14 +33,21 @@ typedef struct bench_result {
     double gflops, gbs;  /* from the median */
     double flops_per_byte;
     sample_stat fma_peak;     /* FP32 GFLOP/s in the same seconds; 0: unknown (GPU) */
-    sample_stat product_peak; /* bf16 GFLOP/s of the instruction set in use; 0: FP32 is used */
+    sample_stat product_peak; /* bf16 GFLOP/s of the instruction set in use; 0: FP32 is used; of a
+                               * GPU's tensor cores at the clock of the runs */
     sample_stat memory;       /* GB/s read */
     double fp32_share;        /* gflops / fma_peak */
     double limit_share;       /* least possible time / time, by the limit that binds */
-    const char *limit;        /* "FP32", "bf16" or "memory" */
+    const char *limit;        /* "FP32", "bf16", "memory" or "tensor" */
     sample_stat blas;         /* seconds of the OpenBLAS baseline; 0: not run */
     double blas_ratio;        /* its time over ours */
     double dense_ratio; /* time of the dense call over as many tokens, over ours; 0: not run */
+    /* GPU. Times are of back-to-back runs on a chip that is warm; burst: of one that idled. */
+    bool on_gpu;
+    int64_t calls; /* in the CUDA graph that is replayed */
+    sample_stat megahertz, watts;
+    sample_stat gemm; /* GFLOP/s of cuBLAS between the runs; 0: not run */
+    sample_stat burst_seconds, burst_gemm;
     double error_share; /* largest error of the checked rows, as a share of the tolerance */
 } bench_result;
 
@@ -51,6 +59,7 @@ typedef struct bench_lab {
     uint8_t *read_memory;    /* larger than the caches, read window by window */
     size_t read_bytes, read_at;
     double clock_ghz;
+    gpu_lab gpu; /* all zero on a CPU */
 } bench_lab;
 
 bool bench_lab_open(bench_lab *lab, const bench_settings *settings);

@@ -19,6 +19,11 @@ enum {
 static const size_t rotation_bytes_most = (size_t)1 << 30;
 static const double warm_up_seconds = 0.1, peak_seconds_least = 0.004, peak_seconds_most = 0.1;
 
+/* GPU: a graph, a block of graphs that makes one sample, and the time until the clock has fallen
+ * to what the chip's power allows. */
+static const double graph_seconds = 0.002, block_seconds = 0.05, gpu_warm_up_seconds = 0.5;
+enum { GRAPH_MAX_CALLS = 512, BURST_RUNS = 7, GEMMS_A_BLOCK = 10 };
+
 /* Samples of one quantity. */
 typedef struct samples {
     double values[BENCH_MAX_REPS];
@@ -68,6 +73,9 @@ bool bench_lab_open(bench_lab *lab, const bench_settings *settings)
         memset(lab->read_memory, 0x3c, lab->read_bytes);
         lab->blas = settings->no_blas ? NULL : openblas_open(lab->runner.info.isa_available);
         lab->clock_ghz = clock_measure(0.02);
+    } else if (!gpu_lab_open(&lab->gpu, &lab->runner, settings->no_blas)) {
+        bench_lab_close(lab);
+        return false;
     }
     return true;
 }
@@ -75,6 +83,7 @@ bool bench_lab_open(bench_lab *lab, const bench_settings *settings)
 void bench_lab_close(bench_lab *lab)
 {
     openblas_close(lab->blas);
+    gpu_lab_close(&lab->gpu, &lab->runner.memory);
     memory_free(&lab->runner.memory, lab->read_memory);
     if (lab->used_isa.ctx != NULL) {
         engine_close(&lab->used_isa);
@@ -91,15 +100,17 @@ typedef struct subject {
     uint8_t *copies; /* of the pool; NULL when there is one only */
     int64_t rotations;
     size_t pool_bytes;
+    void *graph; /* GPU: of `calls` runs, which read the copies in turn */
+    int64_t calls;
     samples seconds;
 } subject;
 
 /* Makes enough copies of the cache that a run does not find the rows of the last in the caches. */
-static bool rotate_cache(subject *one, const bench_settings *settings)
+static bool rotate_cache(subject *one, const bench_settings *settings, size_t cache_bytes)
 {
     const memory_space *memory = &one->work.runner->memory;
     const guarded_memory *pool = &one->input.memory[TENSOR_KV];
-    size_t wanted = 2 * last_level_cache_bytes();
+    size_t wanted = 2 * cache_bytes;
     wanted = wanted < rotation_bytes_most ? wanted : rotation_bytes_most;
     one->rotations = 1;
     one->pool_bytes = (pool->bytes + 255) / 256 * 256;
@@ -132,11 +143,51 @@ static void select_copy(subject *one, int64_t rep)
 static void subject_close(subject *one)
 {
     if (one->work.runner != NULL) {
+        memory_graph_free(&one->work.runner->memory, one->graph);
         memory_free(&one->work.runner->memory, one->copies);
     }
     job_close(&one->work);
     batch_outputs_free(&one->outputs);
     batch_free(&one->input);
+}
+
+/* Times one run on a copy of the cache. */
+static bool subject_time(subject *one, int64_t rep, double *seconds)
+{
+    const memory_space *memory = &one->work.runner->memory;
+    select_copy(one, rep);
+    if (!memory_timer_start(memory)) {
+        return false;
+    }
+    mla_status status = job_run(&one->work);
+    if (status != MLA_OK) {
+        tool_library_error("mla_run", status);
+        return false;
+    }
+    return memory_timer_stop(memory, seconds);
+}
+
+/* About so many runs as take graph_seconds, and as many on each copy of the cache: a replay must not
+ * begin with what the last one ended on. */
+static bool record_graph(subject *one)
+{
+    const memory_space *memory = &one->work.runner->memory;
+    double seconds = 0.0;
+    if (!subject_time(one, 0, &seconds) || !subject_time(one, 1, &seconds)) {
+        return false;
+    }
+    double wanted = fmin(graph_seconds / fmax(seconds, 1e-7), GRAPH_MAX_CALLS);
+    one->calls = (int64_t)ceil(wanted / (double)one->rotations) * one->rotations;
+    mla_status status = MLA_OK;
+    bool ok = memory_graph_start(memory);
+    for (int64_t i = 0; ok && status == MLA_OK && i < one->calls; i++) {
+        select_copy(one, i);
+        status = job_run(&one->work);
+    }
+    if (status != MLA_OK) {
+        tool_library_error("mla_run while a CUDA graph is recorded", status);
+    }
+    return ok && memory_graph_stop(memory, &one->graph) && status == MLA_OK;
 }
 
 static bool subject_open(subject *one, bench_lab *lab, const bench_settings *settings,
@@ -156,23 +207,10 @@ static bool subject_open(subject *one, bench_lab *lab, const bench_settings *set
         tool_library_error("this shape does not run here", status);
         return false;
     }
-    return job_fetch(&one->work) && rotate_cache(one, settings);
-}
-
-/* Times one run on a copy of the cache. */
-static bool subject_time(subject *one, int64_t rep, double *seconds)
-{
-    const memory_space *memory = &one->work.runner->memory;
-    select_copy(one, rep);
-    if (!memory_timer_start(memory)) {
-        return false;
-    }
-    mla_status status = job_run(&one->work);
-    if (status != MLA_OK) {
-        tool_library_error("mla_run", status);
-        return false;
-    }
-    return memory_timer_stop(memory, seconds);
+    bool on_gpu = lab->runner.info.backend == MLA_BACKEND_CUDA;
+    size_t cache_bytes = on_gpu ? lab->gpu.traits.l2_bytes : last_level_cache_bytes();
+    return job_fetch(&one->work) && rotate_cache(one, settings, cache_bytes) &&
+           (!on_gpu || record_graph(one));
 }
 
 /* Everything that is measured in turn, one sample of each in a repetition. */
@@ -183,6 +221,7 @@ typedef struct session {
     bool has_dense, has_blas;
     uint16_t *blas_out;
     samples fma, product, memory, blas;
+    samples megahertz, watts, gemm, burst, burst_gemm; /* GPU */
 } session;
 
 static bool measure_blas(session *run, int64_t rep, double *seconds)
@@ -219,19 +258,106 @@ static double peak_seconds(const session *run)
     return fmin(fmax(seconds, peak_seconds_least), peak_seconds_most);
 }
 
+/* A block of replays of a subject's graph; adds the time of one of its calls. */
+static bool measure_graph(session *run, subject *one, samples *seconds, gpu_reading *reading)
+{
+    const memory_space *memory = &run->lab->runner.memory;
+    /* By the last block; the first one is as long as a graph should be. */
+    double graph = graph_seconds, measured = 0.0;
+    if (seconds->count > 0) {
+        graph = seconds->values[seconds->count - 1] * (double)one->calls;
+    }
+    int64_t times = (int64_t)fmax(block_seconds / graph, 1.0);
+    if (!gpu_time_graph(&run->lab->gpu, memory, one->graph, times, (double)times * graph, &measured,
+                        reading)) {
+        return false;
+    }
+    add_sample(seconds, measured / (double)one->calls);
+    return true;
+}
+
+/* One sample of everything on a GPU: a block of our runs, then a block of cuBLAS's. */
+static bool measure_gpu_once(session *run)
+{
+    bench_lab *lab = run->lab;
+    gpu_reading reading = {0.0, 0.0};
+    if (!measure_graph(run, &run->main, &run->main.seconds, &reading) ||
+        (run->has_dense && !measure_graph(run, &run->dense, &run->dense.seconds, NULL))) {
+        return false;
+    }
+    if (reading.megahertz > 0.0) {
+        add_sample(&run->megahertz, reading.megahertz);
+        add_sample(&run->watts, reading.watts);
+    }
+    double gflops = 0.0;
+    if (lab->gpu.blas.library != NULL) {
+        if (!gpu_time_gemm(&lab->gpu, &lab->runner.memory, GEMMS_A_BLOCK, &gflops)) {
+            return false;
+        }
+        add_sample(&run->gemm, gflops);
+    }
+    return true;
+}
+
+/* Single graphs of a chip that idled, then single products of cuBLAS's after it idled again. */
+static bool measure_bursts(session *run)
+{
+    bench_lab *lab = run->lab;
+    const memory_space *memory = &lab->runner.memory;
+    double value = 0.0;
+    gpu_idle();
+    for (int i = 0; i < BURST_RUNS; i++) {
+        if (!gpu_time_graph(&lab->gpu, memory, run->main.graph, 1, 0.0, &value, NULL)) {
+            return false;
+        }
+        add_sample(&run->burst, value / (double)run->main.calls);
+    }
+    if (lab->gpu.blas.library != NULL) {
+        gpu_idle();
+        for (int i = 0; i < BURST_RUNS; i++) {
+            if (!gpu_time_gemm(&lab->gpu, memory, 1, &value)) {
+                return false;
+            }
+            add_sample(&run->burst_gemm, value);
+        }
+    }
+    return true;
+}
+
+/* Until the machine runs as it will while it is measured. */
+static bool warm_up(session *run)
+{
+    bool ok = true;
+    if (run->lab->runner.info.backend == MLA_BACKEND_CUDA) {
+        samples unused = {.count = 0};
+        double start = tool_now();
+        while (ok && tool_now() - start < gpu_warm_up_seconds) {
+            ok = measure_graph(run, &run->main, &unused, NULL);
+        }
+        return ok;
+    }
+    double seconds = 0.0, warm = 0.0;
+    for (int64_t rep = 0; ok && warm < warm_up_seconds; rep++) {
+        ok = subject_time(&run->main, rep, &seconds);
+        warm += fmax(seconds, 1e-6);
+    }
+    return ok;
+}
+
 static bool measure_once(session *run, int64_t rep)
 {
     const mla_info *info = &run->lab->runner.info;
     double seconds;
-    if (info->backend == MLA_BACKEND_CPU) {
-        mla_isa fp32 = fma_peak_fp32_isa(info->isa_used);
-        double window = peak_seconds(run);
-        add_sample(&run->fma, fma_peak_measure(fp32, info->num_threads, window));
-        if (fp32 != info->isa_used) {
-            add_sample(&run->product, fma_peak_measure(info->isa_used, info->num_threads, window));
-        }
-        add_sample(&run->memory, measure_memory(run->lab));
+    if (info->backend == MLA_BACKEND_CUDA) {
+        return measure_gpu_once(run);
     }
+    mla_isa fp32 = fma_peak_fp32_isa(info->isa_used);
+    double window = peak_seconds(run);
+    add_sample(&run->fma, fma_peak_measure(fp32, info->num_threads, window));
+    if (fp32 != info->isa_used) {
+        add_sample(&run->product, fma_peak_measure(info->isa_used, info->num_threads, window));
+    }
+    add_sample(&run->memory, measure_memory(run->lab));
     if (!subject_time(&run->main, rep, &seconds)) {
         return false;
     }
@@ -316,6 +442,28 @@ static bool check_rows(const session *run, bench_result *result)
     return true;
 }
 
+/* What only a GPU has, once speed and traffic of the runs are known. */
+static void conclude_gpu(session *run, double flops, double bytes, bench_result *result)
+{
+    const bench_lab *lab = run->lab;
+    result->on_gpu = true;
+    result->calls = run->main.calls;
+    result->megahertz = stat_of(&run->megahertz);
+    result->watts = stat_of(&run->watts);
+    result->gemm = stat_of(&run->gemm);
+    result->burst_seconds = stat_of(&run->burst);
+    result->burst_gemm = stat_of(&run->burst_gemm);
+    /* Without a reading the highest clock is assumed, which can only understate the share. */
+    bool known = result->megahertz.median > 0.0;
+    double clock = known ? result->megahertz.median : 1e3 * lab->gpu.traits.clock_ghz;
+    result->product_peak.median = gpu_tensor_peak(&lab->runner, clock);
+    result->memory.median = lab->gpu.memory_gbs;
+    double compute = flops / result->product_peak.median * 1e-9;
+    double read = bytes / result->memory.median * 1e-9;
+    result->limit = read > compute ? "memory" : "tensor";
+    result->limit_share = fmax(read, compute) / result->seconds.median;
+}
+
 static void conclude(session *run, bench_result *result)
 {
     const batch *input = &run->main.input;
@@ -334,7 +482,9 @@ static void conclude(session *run, bench_result *result)
     result->blas = stat_of(&run->blas);
     result->blas_ratio = result->blas.median / result->seconds.median;
     result->dense_ratio = stat_of(&run->dense.seconds).median / result->seconds.median;
-    if (result->fma_peak.median > 0.0) {
+    if (run->lab->runner.info.backend == MLA_BACKEND_CUDA) {
+        conclude_gpu(run, flops, bytes, result);
+    } else if (result->fma_peak.median > 0.0) {
         /* What bf16 products cannot serve, such as f16, runs on FP32 units. */
         bool bf16 = result->product_peak.median > 0.0 &&
                     mla_supports(run->lab->used_isa.ctx, &input->problem) == MLA_OK;
@@ -354,11 +504,10 @@ bool bench_measure(bench_lab *lab, const bench_settings *settings, const bench_p
     run->lab = lab;
     run->settings = settings;
     bool ok = open_session(run, point) && check_rows(run, result);
-    double seconds = 0.0, warm = 0.0;
-    for (int64_t rep = 0; ok && warm < warm_up_seconds; rep++) {
-        ok = subject_time(&run->main, rep, &seconds);
-        warm += fmax(seconds, 1e-6);
+    if (lab->runner.info.backend == MLA_BACKEND_CUDA) {
+        ok = ok && measure_bursts(run);
     }
+    ok = ok && warm_up(run);
     int64_t most = settings->reps > 0 ? settings->reps : BENCH_MAX_REPS;
     double start = tool_now();
     for (int64_t rep = 0; ok && rep < most; rep++) {

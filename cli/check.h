@@ -78,6 +78,8 @@ bool check_take(check_result *result, const comparison *compared); /* the compar
  */
 bool check_status(check_result *result, const char *what, mla_status status);
 
+void check_skip(check_result *result, const char *reason);
+
 /* Fails the check when memory of the device could not be reached or a kernel died; returns `ok`. */
 bool check_device(check_result *result, bool ok);
 

@@ -284,7 +284,7 @@ static void workspace_bound(const engine *reference, const check_lane *lane, uin
     (void)reference;
     (void)seed;
     if (lane->runner.info.backend != MLA_BACKEND_CPU) {
-        result->verdict = CHECK_SKIPPED;
+        check_skip(result, "the manual bounds it on the CPU only");
         return;
     }
     mla_problem problem = {.struct_size = sizeof problem,
@@ -333,7 +333,7 @@ static void two_callers(const engine *reference, const check_lane *lane, uint64_
         ok = check_bench_open(&benches[i], reference, &spec, seed, result) &&
              check_bench_place(&benches[i], lane, result) && ok;
     }
-    /* On a GPU the legacy stream would only queue one behind the other. */
+    /* On a GPU one stream would only queue one behind the other. */
     if (ok && lane->runner.info.backend == MLA_BACKEND_CPU) {
         caller callers[2] = {{&benches[0], 0}, {&benches[1], 0}};
         pthread_t threads[2];
@@ -346,7 +346,7 @@ static void two_callers(const engine *reference, const check_lane *lane, uint64_
                  check_bench_compare(&benches[i], result);
         }
     } else if (ok) {
-        result->verdict = CHECK_SKIPPED;
+        check_skip(result, "on a GPU one stream queues the calls");
     }
     for (int i = 0; i < 2; i++) {
         check_bench_close(&benches[i]);

@@ -129,10 +129,9 @@ static bool run_trip(const check_lane *lane, round_trip *trip, check_result *res
               check_status(result, "mla_pack", mla_pack(lane->runner.ctx, &args, NULL));
     args.rows = back;
     ok = ok && check_status(result, "mla_unpack", mla_unpack(lane->runner.ctx, &args, NULL)) &&
-         check_device(result,
-                      memory_wait(memory) &&
-                          memory_download(memory, trip->back, back, sizeof trip->back) &&
-                          memory_download(memory, trip->cache, cache, trip->cache_bytes)) &&
+         check_device(result, memory_wait(memory) &&
+                                  memory_download(memory, trip->back, back, sizeof trip->back) &&
+                                  memory_download(memory, trip->cache, cache, trip->cache_bytes)) &&
          trip_matches(trip, result) && others_untouched(trip, result);
     memory_free(memory, rows);
     memory_free(memory, back);

@@ -38,6 +38,12 @@ bool check_status(check_result *result, const char *what, mla_status status)
     return false;
 }
 
+void check_skip(check_result *result, const char *reason)
+{
+    result->verdict = CHECK_SKIPPED;
+    snprintf(result->detail, sizeof result->detail, "%s", reason);
+}
+
 bool check_device(check_result *result, bool ok)
 {
     return ok || check_fail(result, "the device failed");
@@ -67,7 +73,9 @@ bool check_bench_rerun(check_bench *bench, check_result *result)
     if (!check_status(result, "mla_run", job_run(&bench->work))) {
         return false;
     }
-    return check_device(result, job_fetch(&bench->work));
+    return check_device(result, job_fetch(&bench->work)) &&
+           (batch_outputs_written(&bench->got, &bench->input) ||
+            check_fail(result, "elements of the outputs were not written"));
 }
 
 bool check_bench_run(check_bench *bench, check_result *result)

@@ -1,17 +1,18 @@
 #include "device_memory.h"
+#include "shared_library.h"
 #include "tool.h"
 
 #include <assert.h>
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* The few driver entry points that moving tensors takes, with the types of their C interface. */
+/* The few driver entry points that moving tensors and timing take, with the types of their C interface. */
 struct cuda_driver {
     void *library;
     int device;
+    void *stream;       /* CUstream; waits for the default stream and it for this one */
     void *start, *stop; /* CUevent */
     int (*init)(unsigned flags);
     int (*retain)(void **context, int device);
@@ -28,6 +29,25 @@ struct cuda_driver {
     int (*event_record)(void *event, void *stream);
     int (*event_wait)(void *event);
     int (*event_elapsed)(float *milliseconds, void *start, void *stop);
+    int (*stream_create)(void **stream, unsigned flags);
+    int (*stream_destroy)(void *stream);
+    int (*capture_begin)(void *stream, int mode);
+    int (*capture_end)(void *stream, void **graph);
+    int (*graph_instantiate)(void **executable, void *graph, unsigned long long flags);
+    int (*graph_destroy)(void *graph);
+    int (*graph_launch)(void *executable, void *stream);
+    int (*executable_destroy)(void *executable);
+    int (*attribute)(int *value, int attribute, int device);
+    int (*bus_id)(char *text, int size, int device);
+};
+
+/* Values of the driver's own enumerations. */
+enum {
+    CAPTURE_THREAD_LOCAL = 1,
+    ATTRIBUTE_CLOCK_KHZ = 13,
+    ATTRIBUTE_MEMORY_KHZ = 36,
+    ATTRIBUTE_BUS_BITS = 37,
+    ATTRIBUTE_L2_BYTES = 38
 };
 
 static double host_timer_start;
@@ -45,15 +65,12 @@ static bool driver_ok(const cuda_driver *driver, const char *what, int error)
     return false;
 }
 
-/* Function pointers do not convert from void * in ISO C, but POSIX lets their bytes be copied. */
 static bool resolve(cuda_driver *driver, const char *name, void *slot)
 {
-    void *symbol = dlsym(driver->library, name);
-    if (symbol == NULL) {
+    if (!find_function(driver->library, name, slot)) {
         tool_error("libcuda.so.1 has no %s", name);
         return false;
     }
-    memcpy(slot, &symbol, sizeof symbol);
     return true;
 }
 
@@ -73,7 +90,17 @@ static bool resolve_all(cuda_driver *driver)
            resolve(driver, "cuEventDestroy_v2", &driver->event_destroy) &&
            resolve(driver, "cuEventRecord", &driver->event_record) &&
            resolve(driver, "cuEventSynchronize", &driver->event_wait) &&
-           resolve(driver, "cuEventElapsedTime", &driver->event_elapsed);
+           resolve(driver, "cuEventElapsedTime", &driver->event_elapsed) &&
+           resolve(driver, "cuStreamCreate", &driver->stream_create) &&
+           resolve(driver, "cuStreamDestroy_v2", &driver->stream_destroy) &&
+           resolve(driver, "cuStreamBeginCapture_v2", &driver->capture_begin) &&
+           resolve(driver, "cuStreamEndCapture", &driver->capture_end) &&
+           resolve(driver, "cuGraphInstantiateWithFlags", &driver->graph_instantiate) &&
+           resolve(driver, "cuGraphDestroy", &driver->graph_destroy) &&
+           resolve(driver, "cuGraphLaunch", &driver->graph_launch) &&
+           resolve(driver, "cuGraphExecDestroy", &driver->executable_destroy) &&
+           resolve(driver, "cuDeviceGetAttribute", &driver->attribute) &&
+           resolve(driver, "cuDeviceGetPCIBusId", &driver->bus_id);
 }
 
 static bool open_device(cuda_driver *driver, int32_t device)
@@ -83,6 +110,7 @@ static bool open_device(cuda_driver *driver, int32_t device)
     return driver_ok(driver, "cuInit", driver->init(0)) &&
            driver_ok(driver, "cuDevicePrimaryCtxRetain", driver->retain(&context, device)) &&
            driver_ok(driver, "cuCtxSetCurrent", driver->set_current(context)) &&
+           driver_ok(driver, "cuStreamCreate", driver->stream_create(&driver->stream, 0)) &&
            driver_ok(driver, "cuEventCreate", driver->event_create(&driver->start, 0)) &&
            driver_ok(driver, "cuEventCreate", driver->event_create(&driver->stop, 0));
 }
@@ -115,6 +143,7 @@ void memory_space_close(memory_space *space)
     if (space->driver != NULL) {
         space->driver->event_destroy(space->driver->start);
         space->driver->event_destroy(space->driver->stop);
+        space->driver->stream_destroy(space->driver->stream);
         space->driver->release(space->driver->device);
         dlclose(space->driver->library);
         free(space->driver);
@@ -180,7 +209,7 @@ bool memory_timer_start(const memory_space *space)
         return true;
     }
     return driver_ok(space->driver, "cuEventRecord",
-                     space->driver->event_record(space->driver->start, NULL));
+                     space->driver->event_record(space->driver->start, space->driver->stream));
 }
 
 bool memory_timer_stop(const memory_space *space, double *seconds)
@@ -191,11 +220,77 @@ bool memory_timer_stop(const memory_space *space, double *seconds)
     }
     cuda_driver *driver = space->driver;
     float milliseconds = 0.0f;
-    bool ok = driver_ok(driver, "cuEventRecord", driver->event_record(driver->stop, NULL)) &&
+    bool ok = driver_ok(driver, "cuEventRecord",
+                        driver->event_record(driver->stop, driver->stream)) &&
               driver_ok(driver, "kernel", driver->event_wait(driver->stop)) &&
               driver_ok(driver, "cuEventElapsedTime",
                         driver->event_elapsed(&milliseconds, driver->start, driver->stop));
     *seconds = 1e-3 * milliseconds;
+    return ok;
+}
+
+void *memory_stream(const memory_space *space)
+{
+    return space->driver != NULL ? space->driver->stream : NULL;
+}
+
+bool memory_graph_start(const memory_space *space)
+{
+    assert(space->driver != NULL);
+    return driver_ok(space->driver, "cuStreamBeginCapture",
+                     space->driver->capture_begin(space->driver->stream, CAPTURE_THREAD_LOCAL));
+}
+
+bool memory_graph_stop(const memory_space *space, void **executable)
+{
+    assert(space->driver != NULL);
+    const cuda_driver *driver = space->driver;
+    void *graph = NULL;
+    *executable = NULL;
+    if (!driver_ok(driver, "cuStreamEndCapture", driver->capture_end(driver->stream, &graph))) {
+        return false;
+    }
+    bool ok = driver_ok(driver, "cuGraphInstantiate",
+                        driver->graph_instantiate(executable, graph, 0));
+    driver->graph_destroy(graph);
+    return ok;
+}
+
+bool memory_graph_run(const memory_space *space, void *executable)
+{
+    assert(space->driver != NULL && executable != NULL);
+    return driver_ok(space->driver, "cuGraphLaunch",
+                     space->driver->graph_launch(executable, space->driver->stream));
+}
+
+void memory_graph_free(const memory_space *space, void *executable)
+{
+    if (executable != NULL) {
+        driver_ok(space->driver, "cuGraphExecDestroy",
+                  space->driver->executable_destroy(executable));
+    }
+}
+
+bool memory_device_traits(const memory_space *space, device_traits *traits)
+{
+    assert(space->driver != NULL);
+    const cuda_driver *driver = space->driver;
+    int clock_khz = 0, memory_khz = 0, bus_bits = 0, l2_bytes = 0;
+    *traits = (device_traits){.clock_ghz = 0.0};
+    bool ok = driver_ok(driver, "cuDeviceGetAttribute",
+                        driver->attribute(&clock_khz, ATTRIBUTE_CLOCK_KHZ, driver->device)) &&
+              driver_ok(driver, "cuDeviceGetAttribute",
+                        driver->attribute(&memory_khz, ATTRIBUTE_MEMORY_KHZ, driver->device)) &&
+              driver_ok(driver, "cuDeviceGetAttribute",
+                        driver->attribute(&bus_bits, ATTRIBUTE_BUS_BITS, driver->device)) &&
+              driver_ok(driver, "cuDeviceGetAttribute",
+                        driver->attribute(&l2_bytes, ATTRIBUTE_L2_BYTES, driver->device)) &&
+              driver_ok(driver, "cuDeviceGetPCIBusId",
+                        driver->bus_id(traits->bus_id, (int)sizeof traits->bus_id, driver->device));
+    traits->clock_ghz = clock_khz * 1e-6;
+    /* Two transfers a clock. */
+    traits->bus_gbs = 2.0 * memory_khz * 1e3 * bus_bits / 8.0 * 1e-9;
+    traits->l2_bytes = (size_t)l2_bytes;
     return ok;
 }
 

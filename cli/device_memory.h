@@ -29,6 +29,25 @@ bool memory_wait(const memory_space *space); /* until all enqueued work is done 
 bool memory_timer_start(const memory_space *space);
 bool memory_timer_stop(const memory_space *space, double *seconds);
 
+/* The stream that jobs are enqueued on and the timer looks at; NULL for host memory. */
+void *memory_stream(const memory_space *space);
+
+/* GPU only: what is enqueued on the stream between the first two becomes a CUDA graph. */
+bool memory_graph_start(const memory_space *space);
+bool memory_graph_stop(const memory_space *space, void **executable);
+bool memory_graph_run(const memory_space *space, void *executable);
+void memory_graph_free(const memory_space *space, void *executable); /* NULL is allowed */
+
+/* GPU only. */
+typedef struct device_traits {
+    double clock_ghz; /* of the multiprocessors, at most */
+    double bus_gbs;   /* what the memory's bus carries */
+    size_t l2_bytes;
+    char bus_id[32]; /* by which other libraries name the device */
+} device_traits;
+
+bool memory_device_traits(const memory_space *space, device_traits *traits);
+
 /*
  * Host memory between two pages that fault, its end flush with the second one as far as
  * `alignment` (a power of two) allows, so that an access past the end is seen. Untouched pages cost

@@ -49,6 +49,27 @@ void engine_describe(const engine *runner, char *text, size_t size)
     }
 }
 
+/* Copies a tensor to the device; of a pool whose pages lie gigabytes apart, the pages only. */
+static bool upload_tensor(const memory_space *memory, const batch *input, tensor_id id, uint8_t *to,
+                          const guarded_memory *block)
+{
+    const size_t spread_out = (size_t)1 << 30;
+    if (id != TENSOR_KV || input->spec.page_gap == 0 || block->bytes < spread_out) {
+        return memory_upload(memory, to, block->data, block->bytes);
+    }
+    const mla_problem *problem = &input->problem;
+    const mla_pool *pool = &input->tensors.kv;
+    size_t page = (size_t)mla_page_bytes(problem->kv_format, problem->dtype, problem->page_size,
+                                         problem->h_kv, problem->d_qk);
+    size_t stride = (size_t)pool->stride[0] * (problem->kv_format == MLA_KV_NATIVE ? 2 : 1);
+    bool ok = true;
+    for (size_t at = 0; ok && at < block->bytes; at += stride) {
+        assert(at + page <= block->bytes);
+        ok = memory_upload(memory, to + at, block->data + at, page);
+    }
+    return ok;
+}
+
 /* Makes `work` point at what the engine can reach: the host's tensors, or copies of them. */
 static bool place_tensors(job *work, const batch *input, batch_outputs *outputs)
 {
@@ -64,7 +85,7 @@ static bool place_tensors(job *work, const batch *input, batch_outputs *outputs)
         if (memory->backend == MLA_BACKEND_CUDA) {
             base = memory_alloc(memory, block->bytes);
             work->copies[id] = base;
-            if (base == NULL || !memory_upload(memory, base, block->data, block->bytes)) {
+            if (base == NULL || !upload_tensor(memory, input, (tensor_id)id, base, block)) {
                 return false;
             }
         }
@@ -118,13 +139,14 @@ mla_status job_open(job *work, const engine *runner, const batch *input, batch_o
 
 mla_status job_plan(job *work)
 {
-    return mla_plan_build(work->runner->ctx, &work->problem, &work->lengths, &work->plan, NULL);
+    return mla_plan_build(work->runner->ctx, &work->problem, &work->lengths, &work->plan,
+                          memory_stream(&work->runner->memory));
 }
 
 mla_status job_run(job *work)
 {
     return mla_run(work->runner->ctx, &work->problem, &work->tensors, &work->plan, work->workspace,
-                   work->sizes.workspace_bytes, NULL);
+                   work->sizes.workspace_bytes, memory_stream(&work->runner->memory));
 }
 
 bool job_fetch(const job *work)

@@ -51,7 +51,8 @@
  *  2. Every function that can fail returns mla_status. On failure nothing was written to any output
  *     and nothing was launched; mla_last_error() of this thread names the argument and the value
  *     seen. (MLA_ERR_DEVICE is the exception: the device failed while work was under way.)
- *  3. No call allocates memory, except mla_ctx_create().
+ *  3. No call allocates memory, except mla_ctx_create(). (OpenMP's runtime starts its threads when
+ *     a CPU context first computes.)
  *  4. Strides are int64_t, in elements (bytes for FP8 rows). The last dimension is contiguous. A
  *     stride array that is all zero stands for the contiguous layout of the shape given beside it.
  *  5. What is not referenced does not exist: rows past a length, pages that no block table names,

@@ -7,29 +7,27 @@
 
 enum { MAX_PARTS = 256, D_V = 512 };
 
-float mla_merge_weights(const float *lses, int64_t num_parts, float *weights)
+/*
+ * Weights that join `num_parts` results; 0 for a part without keys, whose lse is infinite and whose
+ * values must not be read. Returns the joined lse, -INFINITY when no part has keys.
+ */
+static double merge_weights(const float *lses, int64_t num_parts, double *weights)
 {
-    float max = -INFINITY;
+    double max = -INFINITY, sum = 0.0;
     for (int64_t i = 0; i < num_parts; i++) {
-        if (!isinf(lses[i]) && !(lses[i] <= max)) { /* a NaN becomes the maximum, and the result */
-            max = lses[i];
-        }
+        max = isinf(lses[i]) ? max : fmax(max, lses[i]);
     }
-    if (isinf(max)) {
-        for (int64_t i = 0; i < num_parts; i++) {
-            weights[i] = 0.0f;
-        }
-        return -INFINITY;
-    }
-    float sum = 0.0f;
     for (int64_t i = 0; i < num_parts; i++) {
-        weights[i] = isinf(lses[i]) ? 0.0f : expf(lses[i] - max);
+        weights[i] = isinf(lses[i]) ? 0.0 : exp(lses[i] - max); /* a NaN spreads from here */
         sum += weights[i];
+    }
+    if (sum == 0.0) {
+        return -INFINITY;
     }
     for (int64_t i = 0; i < num_parts; i++) {
         weights[i] /= sum;
     }
-    return max + logf(sum);
+    return max + log(sum);
 }
 
 static float load_elem(mla_dtype dtype, const void *base, int64_t idx)
@@ -54,13 +52,14 @@ static int64_t elem_offset(const int64_t *stride, int64_t batch, int64_t token, 
 
 static void merge_row(const mla_merge_args *a, int64_t batch, int64_t token, int64_t head)
 {
-    float lses[MAX_PARTS] = {0}, weights[MAX_PARTS] = {0}, row[D_V] = {0};
+    float lses[MAX_PARTS] = {0};
+    double weights[MAX_PARTS] = {0}, row[D_V] = {0};
     int64_t lse_at = elem_offset(a->part_lse_stride, batch, token, head);
     int64_t out_at = elem_offset(a->part_out_stride, batch, token, head);
     for (int64_t i = 0; i < a->num_parts; i++) {
         lses[i] = a->part_lses[i][lse_at];
     }
-    float lse = mla_merge_weights(lses, a->num_parts, weights);
+    float lse = (float)merge_weights(lses, a->num_parts, weights);
     for (int64_t i = 0; i < a->num_parts; i++) {
         if (isinf(lses[i])) {
             continue;
@@ -71,7 +70,7 @@ static void merge_row(const mla_merge_args *a, int64_t batch, int64_t token, int
     }
     int64_t to = elem_offset(a->out_stride, batch, token, head);
     for (int c = 0; c < D_V; c++) {
-        store_elem(a->out_dtype, a->out, to + c, row[c]);
+        store_elem(a->out_dtype, a->out, to + c, (float)row[c]);
     }
     if (a->lse != NULL) {
         a->lse[elem_offset(a->lse_stride, batch, token, head)] = isinf(lse) && a->lse_empty_pos_inf

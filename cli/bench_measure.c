@@ -17,7 +17,7 @@ enum {
 };
 
 static const size_t rotation_bytes_most = (size_t)1 << 30;
-static const double warm_up_seconds = 0.1, peak_seconds = 0.004;
+static const double warm_up_seconds = 0.1, peak_seconds_least = 0.004, peak_seconds_most = 0.1;
 
 /* GPU: a graph, a block of graphs that makes one sample, and the time until the clock has fallen
  * to what the chip's power allows. */
@@ -247,6 +247,17 @@ static double measure_memory(bench_lab *lab)
     return gbs;
 }
 
+/*
+ * How long to run the multiply-adds: as long as the kernel ran. A burst of a few milliseconds would
+ * show a speed that a shared or power-limited machine does not keep up for the kernel either.
+ */
+static double peak_seconds(const session *run)
+{
+    const samples *kernel = &run->main.seconds;
+    double seconds = kernel->count > 0 ? kernel->values[kernel->count - 1] : peak_seconds_most;
+    return fmin(fmax(seconds, peak_seconds_least), peak_seconds_most);
+}
+
 /* A block of replays of a subject's graph; adds the time of one of its calls. */
 static bool measure_graph(session *run, subject *one, samples *seconds, gpu_reading *reading)
 {
@@ -341,10 +352,10 @@ static bool measure_once(session *run, int64_t rep)
         return measure_gpu_once(run);
     }
     mla_isa fp32 = fma_peak_fp32_isa(info->isa_used);
-    add_sample(&run->fma, fma_peak_measure(fp32, info->num_threads, peak_seconds));
+    double window = peak_seconds(run);
+    add_sample(&run->fma, fma_peak_measure(fp32, info->num_threads, window));
     if (fp32 != info->isa_used) {
-        add_sample(&run->product,
-                   fma_peak_measure(info->isa_used, info->num_threads, peak_seconds));
+        add_sample(&run->product, fma_peak_measure(info->isa_used, info->num_threads, window));
     }
     add_sample(&run->memory, measure_memory(run->lab));
     if (!subject_time(&run->main, rep, &seconds)) {

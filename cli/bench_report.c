@@ -3,6 +3,7 @@
 #include "roofline_picture.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -208,6 +209,12 @@ typedef struct number_field {
 
 enum { NUMBER_FIELDS = 30 };
 
+/* What was not measured is 0 in a result: an empty field in CSV, null in JSON. */
+static double measured(double value)
+{
+    return value > 0.0 ? value : NAN;
+}
+
 static void number_fields(const bench_result *result, number_field fields[NUMBER_FIELDS])
 {
     const mla_problem *problem = &result->problem;
@@ -228,21 +235,22 @@ static void number_fields(const bench_result *result, number_field fields[NUMBER
         {"gflops", result->gflops},
         {"gbytes_per_s", result->gbs},
         {"flops_per_byte", result->flops_per_byte},
-        {"fp32_peak_gflops", result->fma_peak.median},
-        {"bf16_peak_gflops", result->product_peak.median},
-        {"memory_gbytes_per_s", result->memory.median},
-        {"fp32_share", result->fp32_share},
-        {"limit_share", result->limit_share},
-        {"openblas_ratio", result->blas_ratio},
-        {"dense_ratio", result->dense_ratio},
+        {"fp32_peak_gflops", measured(result->fma_peak.median)},
+        {"bf16_peak_gflops", measured(result->product_peak.median)},
+        {"memory_gbytes_per_s", measured(result->memory.median)},
+        {"fp32_share", measured(result->fp32_share)},
+        {"limit_share", measured(result->limit_share)},
+        {"openblas_ratio", measured(result->blas_ratio)},
+        {"dense_ratio", measured(result->dense_ratio)},
         {"error_of_tolerance", result->error_share},
-        {"burst_microseconds", 1e6 * result->burst_seconds.median},
-        {"sm_megahertz", result->megahertz.median},
-        {"watts", result->watts.median},
-        {"cublas_gflops", result->gemm.median},
-        {"cublas_burst_gflops", result->burst_gemm.median},
-        {"cublas_ratio", gemm_ratio(flops, result->seconds, result->gemm)},
-        {"cublas_burst_ratio", gemm_ratio(flops, result->burst_seconds, result->burst_gemm)}};
+        {"burst_microseconds", measured(1e6 * result->burst_seconds.median)},
+        {"sm_megahertz", measured(result->megahertz.median)},
+        {"watts", measured(result->watts.median)},
+        {"cublas_gflops", measured(result->gemm.median)},
+        {"cublas_burst_gflops", measured(result->burst_gemm.median)},
+        {"cublas_ratio", measured(gemm_ratio(flops, result->seconds, result->gemm))},
+        {"cublas_burst_ratio",
+         measured(gemm_ratio(flops, result->burst_seconds, result->burst_gemm))}};
     memcpy(fields, all, sizeof all);
 }
 
@@ -277,7 +285,10 @@ bool bench_write_csv(const char *path, const bench_lab *lab, const bench_result 
                 cpu ? mla_isa_name(info->isa_used) : "-", info->num_threads, lab->clock_ghz,
                 op_name(results[i].problem.op), row_format(&results[i].problem), results[i].limit);
         for (int f = 0; f < NUMBER_FIELDS; f++) {
-            fprintf(file, ",%.6g", fields[f].value);
+            fputc(',', file);
+            if (!isnan(fields[f].value)) {
+                fprintf(file, "%.6g", fields[f].value);
+            }
         }
     }
     fprintf(file, "\n");
@@ -298,7 +309,7 @@ bool bench_write_json(const char *path, const bench_lab *lab, const bench_result
         cJSON_AddNumberToObject(root, "threads", info->num_threads);
         cJSON_AddNumberToObject(root, "clock_ghz", lab->clock_ghz);
     }
-    cJSON_AddNumberToObject(root, "version", mla_version());
+    cJSON_AddNumberToObject(root, "version_number", mla_version());
     cJSON *list = cJSON_AddArrayToObject(root, "results");
     for (int32_t i = 0; i < count; i++) {
         number_field fields[NUMBER_FIELDS];

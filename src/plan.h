@@ -58,6 +58,11 @@ static_assert(sizeof(mla_plan_header) == 64 && offsetof(mla_plan_header, num_req
               "the header of a plan buffer");
 static_assert(sizeof(mla_plan_part) == 32, "a record of a plan buffer");
 
+/*
+ * Bytes of a plan with room for max_parts. Of dense problems, those with equal bytes are cut
+ * alike: the cuts depend on the lengths, batch_invariant, num_parts and max_parts only. The
+ * Python package rests on it.
+ */
 static inline size_t mla_plan_bytes(int32_t max_parts)
 {
     return sizeof(mla_plan_header) + (size_t)max_parts * sizeof(mla_plan_part);

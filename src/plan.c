@@ -5,23 +5,15 @@
 #include <assert.h>
 #include <string.h>
 
-static int64_t clamp_length(const int32_t *lengths, int64_t idx, int64_t most)
-{
-    if (lengths == NULL) {
-        return most;
-    }
-    return mla_cut_clamp(lengths[idx], most);
-}
-
 int64_t mla_plan_req_tokens(const mla_shape *shape, const mla_lengths *lengths, int64_t req)
 {
     const mla_problem *p = &shape->problem;
     if (!shape->sparse) {
-        return clamp_length(lengths->seqlens, req, INT32_MAX);
+        return mla_cut_length(lengths->seqlens, req, INT32_MAX);
     }
     int64_t idx = p->op == MLA_OP_SPARSE_DECODE ? req / p->s_q : req;
-    return clamp_length(lengths->topk_length, idx, p->topk) +
-           (p->extra_topk ? clamp_length(lengths->extra_topk_length, idx, p->extra_topk) : 0);
+    return mla_cut_length(lengths->topk_length, idx, p->topk) +
+           (p->extra_topk ? mla_cut_length(lengths->extra_topk_length, idx, p->extra_topk) : 0);
 }
 
 static int64_t req_blocks(const mla_shape *shape, const mla_lengths *lengths, int64_t req)

@@ -38,6 +38,13 @@ MLA_HOST_DEVICE static inline int64_t mla_cut_clamp(int64_t length, int64_t most
     return length < 0 ? 0 : length > most ? most : length;
 }
 
+/* Entry `idx` of the caller's lengths within [0, most]; `most` where the caller gave none. */
+MLA_HOST_DEVICE static inline int64_t mla_cut_length(const int32_t *lengths, int64_t idx,
+                                                     int64_t most)
+{
+    return lengths == NULL ? most : mla_cut_clamp(lengths[idx], most);
+}
+
 /*
  * Where a cut at `offset` cost units into a request of `blocks` blocks falls. Cuts near either
  * end move to that end, so that no part starts a request for a sliver of it.

@@ -9,6 +9,7 @@
 
 #include "formats.h"
 #include "kernels.h"
+#include "plan_rule.h"
 #include "status.h"
 
 #include <assert.h>
@@ -199,12 +200,6 @@ static mla_key_pool key_pool(const mla_shape *shape, const mla_pool *pool, int64
                           .num_slots = pool->num_pages * page_size};
 }
 
-static int64_t clamp_length(const int32_t *lengths, int64_t idx, int64_t most)
-{
-    int64_t length = lengths != NULL ? lengths[idx] : most;
-    return length < 0 ? 0 : length < most ? length : most;
-}
-
 static mla_key_rows request_keys(const cpu_run *run, int64_t req, int64_t kv_head)
 {
     const mla_problem *p = &run->shape->problem;
@@ -213,17 +208,17 @@ static mla_key_rows request_keys(const cpu_run *run, int64_t req, int64_t kv_hea
     keys.pool[0] = key_pool(run->shape, &t->kv, p->page_size, kv_head);
     if (!run->shape->sparse) {
         keys.block_table = t->max_pages > 0 ? t->block_table + req * t->block_table_stride : NULL;
-        keys.num_keys[0] = clamp_length(t->seqlens, req, t->max_pages * p->page_size);
+        keys.num_keys[0] = mla_cut_length(t->seqlens, req, t->max_pages * p->page_size);
         return keys;
     }
     int64_t batch_idx = req / p->s_q, token_idx = req % p->s_q;
     int64_t length_idx = p->op == MLA_OP_SPARSE_DECODE ? batch_idx : token_idx;
-    keys.num_keys[0] = clamp_length(t->topk_length, length_idx, p->topk);
+    keys.num_keys[0] = mla_cut_length(t->topk_length, length_idx, p->topk);
     keys.indices[0] = t->indices + batch_idx * t->indices_stride[0] +
                       token_idx * t->indices_stride[1] + kv_head * t->indices_stride[2];
     if (p->extra_topk > 0) {
         keys.pool[1] = key_pool(run->shape, &t->extra_kv, p->extra_page_size, kv_head);
-        keys.num_keys[1] = clamp_length(t->extra_topk_length, length_idx, p->extra_topk);
+        keys.num_keys[1] = mla_cut_length(t->extra_topk_length, length_idx, p->extra_topk);
         keys.indices[1] = t->extra_indices + batch_idx * t->extra_indices_stride[0] +
                           token_idx * t->extra_indices_stride[1] +
                           kv_head * t->extra_indices_stride[2];

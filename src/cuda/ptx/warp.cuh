@@ -28,6 +28,12 @@ template <int registers> __device__ __forceinline__ void setmaxnreg_dec()
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
+/* A thread: no instruction at all; what the compiler knows of these values ends here. */
+__device__ __forceinline__ void hide_values(int32_t &a, int32_t &b, int32_t &c, int32_t &d)
+{
+    asm volatile("" : "+r"(a), "+r"(b), "+r"(c), "+r"(d));
+}
+
 /* 2^x, 2 ulp; 2^-inf = 0, subnormal results flush to 0. */
 __device__ __forceinline__ float exp2_approx(float x)
 {

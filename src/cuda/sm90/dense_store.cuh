@@ -70,8 +70,7 @@ store_columns_of(const mla_sm90_dense_args &args, const cta_place &place, const 
  * would cost registers that the main loop lacks (24 bytes were spilled). */
 __device__ __forceinline__ void forget_origin(cta_place &place, int32_t &thread)
 {
-    asm volatile(""
-                 : "+r"(place.first_row), "+r"(place.kv_head), "+r"(place.part_idx), "+r"(thread));
+    hide_values(place.first_row, place.kv_head, place.part_idx, thread);
 }
 
 /* Normalises and stores this warpgroup's 256 columns; the left one also stores the lse. */

@@ -291,6 +291,7 @@ static void fill_args(const mla_shape *shape, const row_layout *rows, const mla_
     args->block_table_stride = t->block_table_stride;
     args->out = t->out;
     args->lse = t->lse;
+    args->attn_sink = t->attn_sink;
     for (int i = 0; i < 3; i++) {
         args->q_stride[i] = t->q_stride[i];
         args->out_stride[i] = t->out_stride[i];
@@ -311,6 +312,7 @@ static void fill_args(const mla_shape *shape, const row_layout *rows, const mla_
     args->page_size = (int32_t)p->page_size;
     args->max_tokens = table_tokens(shape, t);
     args->causal = p->causal;
+    args->req_tokens = 1;
 }
 
 mla_status mla_cuda_dense_run(const mla_ctx *ctx, const mla_shape *shape,

@@ -213,8 +213,18 @@ __device__ __forceinline__ void store_merged(const mla_sm90_dense_args &args, co
                                  : (tops[below] + log2f(sums[below])) * 0.69314718055994531f;
         }
     }
-    const float factor0 = state.sum0 == 0 ? 0 : 1 / state.sum0;
-    const float factor1 = state.sum1 == 0 ? 0 : 1 / state.sum1;
+    float factor0 = state.sum0 == 0 ? 0 : 1 / state.sum0;
+    float factor1 = state.sum1 == 0 ? 0 : 1 / state.sum1;
+    if (args.attn_sink != nullptr) {
+        const int32_t tile_row0 = job.tile * MLA_SM90_TILE_ROWS + row;
+        if (state.sum0 != 0) {
+            factor0 *= sink_factor(args, job.kv_head, tile_row0, state.top0 + log2f(state.sum0));
+        }
+        if (state.sum1 != 0) {
+            factor1 *= sink_factor(args, job.kv_head, tile_row0 + 8,
+                                   state.top1 + log2f(state.sum1));
+        }
+    }
     if constexpr (groups == 4) {
         store_columns<f16>(acc, out[0], out[1], factor0, factor1);
     } else {

@@ -58,7 +58,8 @@ typedef struct mla_sm90_dense_args {
     const int32_t *seqlens;
     const int32_t *block_table;
     uint16_t *out;
-    float *lse; /* may be NULL */
+    float *lse;             /* may be NULL */
+    const float *attn_sink; /* [h_q], may be NULL */
     float *partial_out;
     float *partial_lse;
     int64_t q_stride[3];
@@ -77,6 +78,8 @@ typedef struct mla_sm90_dense_args {
     int32_t page_size;
     int32_t max_tokens; /* that the block table has room for */
     int32_t causal;
+    int32_t req_tokens; /* requests of the plan in one entry of the batch: s_q when sparse, where
+                         * the kernels' own s_q is 1, else 1 */
 } mla_sm90_dense_args;
 
 #endif

@@ -69,7 +69,7 @@ attend_columns(const mla_sm90_dense_args &args, const cta_place &place, const ml
     }
 }
 
-/* Factors that take this warpgroup's accumulators to their share of the normalised sum of both.
+/* Factors that take this warpgroup's accumulators to the higher reference of both.
  * The lanes' sums become those of both, against the higher reference. */
 template <int side>
 __device__ __forceinline__ void weigh_sides(row_state &rows, float &factor0, float &factor1)
@@ -94,7 +94,7 @@ __device__ __forceinline__ void weigh_sides(row_state &rows, float &factor0, flo
                           sm.row_sum[RIGHT][row + 8 * i] * to_right;
         *refs[i] = top;
         *sums[i] = sum;
-        *factors[i] = sum == 0 ? 0 : (side == LEFT ? to_left : to_right) / sum;
+        *factors[i] = side == LEFT ? to_left : to_right;
     }
 }
 
@@ -120,11 +120,11 @@ __device__ __forceinline__ void store_joined(const mla_sm90_dense_args &args, ct
         if (side == RIGHT) {
             return;
         }
-        factor0 = rows.sum0 == 0 ? 0 : 1 / rows.sum0;
-        factor1 = rows.sum1 == 0 ? 0 : 1 / rows.sum1;
     } else {
         weigh_sides<side>(rows, factor0, factor1);
     }
+    factor0 *= row_factor(args, place, piece, row, rows.ref0, rows.sum0);
+    factor1 *= row_factor(args, place, piece, row + 8, rows.ref1, rows.sum1);
     if (side == LEFT && place.column_part == 0 && thread % 4 == 0) {
         store_lse(args, place, piece, row, rows.ref0, rows.sum0);
         store_lse(args, place, piece, row + 8, rows.ref1, rows.sum1);

@@ -73,6 +73,20 @@ __device__ __forceinline__ void forget_origin(cta_place &place, int32_t &thread)
     hide_values(place.first_row, place.kv_head, place.part_idx, thread);
 }
 
+/* What turns a row's accumulators into its output or partial: 1 / sum, and for an output the sink. */
+__device__ __forceinline__ float row_factor(const mla_sm90_dense_args &args, const cta_place &place,
+                                            const mla_piece &piece, int32_t row, float ref,
+                                            float sum)
+{
+    if (sum == 0) {
+        return 0;
+    }
+    if (args.attn_sink == nullptr || piece.split) {
+        return 1 / sum;
+    }
+    return sink_factor(args, place.kv_head, place.first_row + row, ref + log2f(sum)) / sum;
+}
+
 /* Normalises and stores this warpgroup's 256 columns; the left one also stores the lse. */
 template <bool f16, int side>
 __device__ __forceinline__ void store_piece(const mla_sm90_dense_args &args, cta_place place,
@@ -87,8 +101,8 @@ __device__ __forceinline__ void store_piece(const mla_sm90_dense_args &args, cta
         store_lse(args, place, piece, row + 8, rows.ref1, rows.sum1);
     }
     store_columns_of<f16, 128>(args, place, piece, o, row, side * 256,
-                               rows.sum0 == 0 ? 0 : 1 / rows.sum0,
-                               rows.sum1 == 0 ? 0 : 1 / rows.sum1);
+                               row_factor(args, place, piece, row, rows.ref0, rows.sum0),
+                               row_factor(args, place, piece, row + 8, rows.ref1, rows.sum1));
 }
 
 /* A piece without keys: zeros, or a partial whose lse alone says that it is not to be read. Where

@@ -27,13 +27,27 @@ __device__ __forceinline__ mla_tile_row tile_row(const mla_sm90_dense_args &args
     return at;
 }
 
-/* Offset of a row in a [batch, s_q, h_q] tensor of these strides. */
+/* Offset of a row in a [batch, s_q, h_q] tensor of these strides; `req` counts as the plan does. */
 __device__ __forceinline__ int64_t row_offset(const mla_sm90_dense_args &args,
                                               const int64_t *stride, int32_t req, int32_t kv_head,
                                               mla_tile_row at)
 {
-    return req * stride[0] + at.token * stride[1] +
+    const int32_t entry = args.req_tokens == 1 ? req : req / args.req_tokens;
+    const int32_t token = at.token + req - entry * args.req_tokens;
+    return entry * stride[0] + token * stride[1] +
            ((int64_t)kv_head * args.group + at.head) * stride[2];
+}
+
+/* What the sink leaves of a row whose logarithm of the sum, base 2, is finite. */
+__device__ __forceinline__ float sink_factor(const mla_sm90_dense_args &args, int32_t kv_head,
+                                             int32_t row, float lse_log2)
+{
+    const mla_tile_row at = tile_row(args, row);
+    if (!at.exists) {
+        return 1;
+    }
+    const float sink = args.attn_sink[kv_head * args.group + at.head];
+    return 1 / (1 + exp2f(fmaf(sink, 1.4426950408889634f, -lse_log2)));
 }
 
 template <bool f16> __device__ __forceinline__ uint32_t pack_pair(float lo, float hi)

@@ -1,6 +1,6 @@
 /* Compares schedules cut on the device with those of the host, byte by byte. */
 #include "backend.h"
-#include "cuda_dense.h"
+#include "cuda_plan.h"
 #include "gpu_dense.h"
 #include "gpu_driver.h"
 #include "plan.h"

@@ -81,6 +81,20 @@ __device__ __forceinline__ void store_shared_16(uint32_t smem, uint32_t r0, uint
                  : "memory");
 }
 
+__device__ __forceinline__ float2 unpack_f16(uint32_t pair)
+{
+    float2 two;
+    asm("{\n"
+        ".reg .f16 lo, hi;\n"
+        "mov.b32 {lo, hi}, %2;\n"
+        "cvt.f32.f16 %0, lo;\n"
+        "cvt.f32.f16 %1, hi;\n"
+        "}\n"
+        : "=f"(two.x), "=f"(two.y)
+        : "r"(pair));
+    return two;
+}
+
 /* Products of packed pairs. */
 __device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b)
 {

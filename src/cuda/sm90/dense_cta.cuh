@@ -58,10 +58,10 @@ __device__ __forceinline__ cta_place find_place(const mla_sm90_dense_args &args)
 {
     const mla_plan_part *parts = (const mla_plan_part *)(args.plan + 1);
     cta_place place;
-    const int32_t unit = (int32_t)blockIdx.x / args.row_tiles;
-    place.kv_head = unit % args.h_kv;
-    place.part_idx = unit / args.h_kv;
-    place.first_row = (int32_t)blockIdx.x % args.row_tiles * MLA_SM90_TILE_ROWS;
+    const int32_t unit = divide((int32_t)blockIdx.x, args.row_tiles_inverse);
+    place.part_idx = divide(unit, args.h_kv_inverse);
+    place.kv_head = unit - place.part_idx * args.h_kv;
+    place.first_row = ((int32_t)blockIdx.x - unit * args.row_tiles) * MLA_SM90_TILE_ROWS;
     place.column_part = 0;
     place.column_parts = 1;
     place.part = parts[place.part_idx];

@@ -42,10 +42,10 @@ __device__ __forceinline__ void dense_decode(const mla_sm90_dense_args &args)
         tensor_map_prefetch(&args.q_map);
         tensor_map_prefetch(&args.kv_map);
     }
-    init_barriers<paged_keys>();
-    /* All of this overlapped the launch before; nothing of it read the caller's memory. */
     wait_dependencies();
+    /* The part's record is on its way while barriers are set up. */
     const cta_place place = find_place<may_share_columns>(args);
+    init_barriers<paged_keys>();
     const int32_t role = __shfl_sync(0xffffffffu, (int32_t)threadIdx.x / WARPGROUP, 0);
     if (role == LEFT) {
         setmaxnreg_inc<CONSUMER_REGS>();

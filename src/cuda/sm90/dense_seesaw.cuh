@@ -71,19 +71,16 @@ __device__ __forceinline__ void drop_values(const mla_piece &piece, int32_t bloc
 template <bool f16, class Keys>
 __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, const cta_place &place,
                                             const mla_piece &piece, int32_t all_see, phases &at,
-                                            float (&o)[128], row_state &rows)
+                                            const uint32_t (&q8)[16], float (&o)[128],
+                                            row_state &rows)
 {
     mla_sm90_dense_smem &sm = shared();
-    const int32_t row = place.first_row + (int32_t)threadIdx.x % 128 / 32 * 16 +
-                        (int32_t)threadIdx.x % 32 / 4;
+    const int32_t row = tile_lane_row(place);
     const uint64_t v0 = v_major(sm.k[0][0]), v1 = v_major(sm.k[1][0]);
     const float scale = args.scale_log2;
     float s[32];
-    uint32_t q8[16], p[16];
+    uint32_t p[16];
 
-    if constexpr (Keys::rope != ROPE_NEVER) {
-        load_q8(args, place, piece.req, row, q8);
-    }
     wait_for(sm.q_full, at.q++ & 1);
     int32_t block = piece.begin, accumulate = 0;
     for (;;) {
@@ -169,19 +166,16 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
 template <bool f16, class Keys>
 __device__ __forceinline__ void
 attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece,
-             int32_t all_see, phases &at, float (&o)[128], row_state &rows)
+             int32_t all_see, phases &at, const uint32_t (&q8)[16], float (&o)[128],
+             row_state &rows)
 {
     mla_sm90_dense_smem &sm = shared();
-    const int32_t row = place.first_row + (int32_t)threadIdx.x % 128 / 32 * 16 +
-                        (int32_t)threadIdx.x % 32 / 4;
+    const int32_t row = tile_lane_row(place);
     const uint64_t v0 = v_major(sm.k[0][4]), v1 = v_major(sm.k[1][4]);
     const float scale = args.scale_log2;
     float s[32];
-    uint32_t q8[16], p[16];
+    uint32_t p[16];
 
-    if constexpr (Keys::rope != ROPE_NEVER) {
-        load_q8(args, place, piece.req, row, q8);
-    }
     const uint32_t q_parity = at.q++ & 1;
     if (piece.begin + 1 == piece.end) {
         release(sm.q_empty); /* no odd block: this side never reads Q from shared memory */
@@ -251,6 +245,23 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
     release(sm.k_empty[0][1]);
 }
 
+/* The next piece that has keys; those without are stored. False at the end of the part. */
+template <class Keys, int side, class Args>
+__device__ __forceinline__ bool next_keys(const Args &any, const cta_place &place,
+                                          mla_part_walk &walk, mla_piece &piece)
+{
+    while (walk_next(any, walk, piece)) {
+        if (piece.begin < piece.end) {
+            return true;
+        }
+        store_empty_piece<side>(rows_of(any), place, piece);
+        if constexpr (Keys::maxima) {
+            store_no_tops(any, place, piece, side);
+        }
+    }
+    return false;
+}
+
 /* One consumer warpgroup's way through its part. `Args` is that of the dense or the sparse kernel. */
 template <bool f16, class Keys, int side, class Args>
 __device__ __forceinline__ void consume(const Args &any, const cta_place &place)
@@ -259,22 +270,29 @@ __device__ __forceinline__ void consume(const Args &any, const cta_place &place)
     mla_part_walk walk = walk_begin(any, place.part, place.first_row);
     const int32_t first_token = row_token(args, place.first_row);
     phases at = {{0, 0}, 0};
-    mla_piece piece;
-    while (walk_next(any, walk, piece)) {
-        if (piece.begin >= piece.end) {
-            store_empty_piece<side>(args, place, piece);
-            if constexpr (Keys::maxima) {
-                store_no_tops(any, place, piece, side);
+    uint32_t q8[16];
+    if constexpr (Keys::rope != ROPE_NEVER) {
+        /* Before the request's length is known, and before K's copies fill the memory's queues. */
+        load_q8(args, place, walk.begin_req, tile_lane_row(place), q8);
+    }
+    int32_t q8_req = walk.begin_req;
+    mla_piece next;
+    bool more = next_keys<Keys, side>(any, place, walk, next);
+    while (more) {
+        const mla_piece piece = next;
+        if constexpr (Keys::rope != ROPE_NEVER) {
+            if (piece.req != q8_req) {
+                load_q8(args, place, piece.req, tile_lane_row(place), q8);
+                q8_req = piece.req;
             }
-            continue;
         }
         float o[128];
         row_state rows = first_state(args, place);
         const int32_t all_see = token_limit(args, piece.tokens, first_token);
         if constexpr (side == LEFT) {
-            attend_left<f16, Keys>(args, place, piece, all_see, at, o, rows);
+            attend_left<f16, Keys>(args, place, piece, all_see, at, q8, o, rows);
         } else {
-            attend_right<f16, Keys>(args, place, piece, all_see, at, o, rows);
+            attend_right<f16, Keys>(args, place, piece, all_see, at, q8, o, rows);
         }
         if constexpr (Keys::maxima) {
             leave_tops(any, rows, side);
@@ -284,22 +302,23 @@ __device__ __forceinline__ void consume(const Args &any, const cta_place &place)
         if constexpr (Keys::maxima) {
             store_tops(any, place, piece, rows, side);
         }
+        more = next_keys<Keys, side>(any, place, walk, next);
     }
 }
 
 template <class Keys> __device__ __forceinline__ void init_barriers()
 {
     mla_sm90_dense_smem &sm = shared();
-    if (threadIdx.x == 0) {
-        for (int32_t buffer = 0; buffer < 2; ++buffer) {
-            for (int32_t tile = 0; tile < MLA_SM90_K_TILES; ++tile) {
-                mbarrier_init(smem_addr(&sm.k_full[buffer][tile]), Keys::arrivals(tile));
-            }
-            mbarrier_init(smem_addr(&sm.k_empty[buffer][0]), 4);
-            mbarrier_init(smem_addr(&sm.k_empty[buffer][1]), 4);
-        }
-        mbarrier_init(smem_addr(&sm.q_full), 1);
-        mbarrier_init(smem_addr(&sm.q_empty), 8);
+    const int32_t i = (int32_t)threadIdx.x, tiles = 2 * MLA_SM90_K_TILES;
+    if (i < tiles) {
+        mbarrier_init(smem_addr(&sm.k_full[0][0] + i), Keys::arrivals(i % MLA_SM90_K_TILES));
+    } else if (i < tiles + 4) {
+        mbarrier_init(smem_addr(&sm.k_empty[0][0] + (i - tiles)), 4);
+    } else if (i < tiles + 6) {
+        mbarrier_init(smem_addr(i == tiles + 4 ? &sm.q_full : &sm.q_empty),
+                      i == tiles + 4 ? 1 : 8);
+    }
+    if (i < tiles + 6) {
         fence_mbarrier_init();
     }
     __syncthreads();

@@ -78,13 +78,13 @@ __device__ __forceinline__ void store_no_tops(const mla_sm90_sparse_args &args, 
  * The kernel's frame
  * ---------------------------------------------------------------------------------------------- */
 
-/* Producer warps: Q of a piece's request, by the last of them. */
-__device__ __forceinline__ void fetch_q(const mla_sm90_sparse_args &args, const cta_place &place,
-                                        int32_t req, uint32_t &pieces)
+/* Producer warps: Q of the request that begins with the cursor's block, by the last of them. */
+__device__ __forceinline__ void fetch_q(const mla_sm90_sparse_args &args, const cta_place &place)
 {
-    if ((int32_t)threadIdx.x / 32 % 4 == 3) {
-        wait_for(shared().q_empty, ++pieces & 1);
-        copy_q(args.rows, place, req, (int32_t)threadIdx.x % 32);
+    const block_cursor &at = my_cursor();
+    if (at.block == at.piece.begin && (int32_t)threadIdx.x / 32 % 4 == 3) {
+        wait_for(shared().q_empty, at.pieces & 1);
+        copy_q(args.rows, place, at.piece.req, (int32_t)threadIdx.x % 32);
     }
 }
 

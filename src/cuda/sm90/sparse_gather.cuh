@@ -44,33 +44,30 @@ __device__ __forceinline__ void gather_rows(const mla_sm90_sparse_args &args,
     const int32_t tiles = args.rows.d_qk / MLA_SM90_TILE_COLS;
     row_copies rows;
     rows.to = (warp * 16 + lane / 8) * 128 + (lane % 8 ^ lane / 8) * 16;
-    uint32_t uses = 0, pieces = 0; /* uses: a bit for each buffer */
+    uint32_t uses = 0; /* phases of k_empty, a bit for each buffer */
 
-    block_cursor at = first_block(args, place.part, place.first_row, place.kv_head);
-    listed_key key = load_key(at, my_row);
-    while (at.more) {
-        const int32_t buffer = (at.block - at.piece.begin) & 1;
-        const int32_t req = at.piece.req;
-        const bool starts = at.block == at.piece.begin;
+    begin_part(args, place);
+    bool more = next_block(args, place.kv_head);
+    listed_key key = load_key(my_row);
+    while (more) {
+        const int32_t buffer = block_buffer();
         const uint8_t *row = find_row(args, key, place.kv_head).data;
         const uint32_t seen = __ballot_sync(0xffffffffu, row != nullptr);
         row = row != nullptr ? row : (const uint8_t *)absent_row;
+        fetch_q(args, place);
+        /* The next block's entries are on their way while this one is copied. */
+        more = next_block(args, place.kv_head);
+        key = load_key(my_row);
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) {
             rows.from[i] = pointer_of_lane(row, 4 * i + lane / 8) + lane % 8 * 16;
         }
-        /* The next block's entries are on their way while this one is copied. */
-        advance(args, place.kv_head, at);
-        key = load_key(at, my_row);
-        if (starts) {
-            fetch_q(args, place, req, pieces);
-        }
         uses ^= 1u << buffer;
-        const uint32_t parity = uses >> buffer & 1;
+#pragma unroll 1
         for (int32_t i = 0; i < 2; ++i) {
             /* The odd block's right half is released and read first. */
             const int32_t half = i ^ buffer;
-            wait_for(sm.k_empty[buffer][half], parity);
+            wait_for(sm.k_empty[buffer][half], uses >> buffer & 1);
             if (half == 0) {
                 copy_tiles<0, 3>(rows, buffer, tiles, policy);
                 continue;
@@ -90,7 +87,7 @@ template <bool wants_maxima> struct gathered_keys {
     static constexpr uint32_t unordered = 0x1ff;
     static constexpr bool gathered = true;
     static constexpr bool maxima = wants_maxima;
-    static constexpr int consumer_regs = 224, producer_regs = 56;
+    static constexpr int consumer_regs = 232, producer_regs = 40;
     static_assert(2 * consumer_regs + producer_regs <= 3 * 168, "setmaxnreg would never return");
 
     /* One of each thread, and of each warp in the tile with which it publishes what there is. */

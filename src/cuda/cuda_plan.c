@@ -80,7 +80,8 @@ mla_status mla_cuda_get_sizes(const mla_ctx *ctx, const mla_shape *shape, mla_si
     const mla_cut_rule rule = mla_cuda_cut_rule(ctx, shape);
     sizes->plan_bytes = mla_plan_bytes(rule.max_parts);
     sizes->workspace_bytes = mla_cuda_may_split(&rule)
-                                 ? (size_t)mla_cuda_num_partials(&rule, shape) * sizeof(mla_sm90_partial)
+                                 ? (size_t)mla_cuda_num_partials(&rule, shape) *
+                                       sizeof(mla_sm90_partial)
                                  : 0;
     return MLA_OK;
 }

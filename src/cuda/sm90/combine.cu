@@ -123,8 +123,8 @@ __device__ __forceinline__ void merge_batch(const mla_sm90_dense_args &args, con
             rows1[i] = __ldcg((const float2 *)&rows[row + 8]);
 #pragma unroll
             for (int32_t j = 0; j < pairs; ++j) {
-                values[i][j] =
-                    __ldcg((const uint4 *)from.values[job.row_warp][job.first_pair + j][lane]);
+                values[i][j] = __ldcg(
+                    (const uint4 *)from.values[job.row_warp][job.first_pair + j][lane]);
             }
         }
     }

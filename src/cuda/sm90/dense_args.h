@@ -21,7 +21,7 @@ enum {
     MLA_SM90_COMBINE_THREADS = 512,
     MLA_SM90_COMBINE_UNITS = 128, /* most warps' jobs into which a tile is divided for merging */
     MLA_SM90_COMBINE_MANY = 96,   /* 16-row groups with splits: their jobs occupy the chip */
-    MLA_SM90_MIN_PAGE = 8,       /* a swizzle atom is 8 rows, so a box has at least as many */
+    MLA_SM90_MIN_PAGE = 8,        /* a swizzle atom is 8 rows, so a box has at least as many */
 };
 
 /* Shared memory of the dense kernel. Tiles first: each must start at a multiple of 1,024 bytes. */
@@ -75,8 +75,8 @@ typedef struct mla_sm90_dense_args {
     const int32_t *seqlens;
     const int32_t *block_table;
     uint16_t *out;
-    float *lse;             /* may be NULL */
-    const float *attn_sink; /* [h_q], may be NULL */
+    float *lse;                 /* may be NULL */
+    const float *attn_sink;     /* [h_q], may be NULL */
     mla_sm90_partial *partials; /* NULL where no request may be split */
     int64_t q_stride[3];
     int64_t out_stride[3];
@@ -93,7 +93,7 @@ typedef struct mla_sm90_dense_args {
     int32_t page_size;
     int32_t page_blocks; /* blocks of 64 keys in a page, 0 where pages are smaller */
     int32_t block_pages; /* then: pages in a block */
-    int32_t max_tokens; /* that the block table has room for */
+    int32_t max_tokens;  /* that the block table has room for */
     int32_t causal;
     int32_t req_tokens; /* requests of the plan in one entry of the batch: s_q when sparse, where
                          * the kernels' own s_q is 1, else 1 */

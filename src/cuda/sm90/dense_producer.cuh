@@ -12,12 +12,11 @@
 __device__ __forceinline__ int32_t look_up_page(const mla_sm90_dense_args &args, int32_t req,
                                                 int32_t block)
 {
-    if (args.page_blocks == 0 || req >= args.batch ||
-        block >= args.max_tokens / MLA_BLOCK_TOKENS) {
+    if (args.page_blocks == 0 || req >= args.batch || block >= args.max_tokens / MLA_BLOCK_TOKENS) {
         return 0;
     }
-    return args.block_table[req * args.block_table_stride +
-                            divide(block, args.page_blocks_inverse)];
+    return args
+        .block_table[req * args.block_table_stride + divide(block, args.page_blocks_inverse)];
 }
 
 /* Copies one block's tile `tile` of K; a page smaller than the block takes several boxes. Pages

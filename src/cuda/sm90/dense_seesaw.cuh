@@ -22,7 +22,10 @@ struct paged_keys {
     static constexpr bool gathered = false;
     static constexpr bool maxima = false; /* whether the rows' largest products are wanted */
     /* That complete a phase of a tile's barrier. */
-    static __device__ constexpr uint32_t arrivals(int32_t) { return 1; }
+    static __device__ constexpr uint32_t arrivals(int32_t)
+    {
+        return 1;
+    }
 };
 
 template <bool f16, class Keys, int tile>
@@ -69,10 +72,9 @@ __device__ __forceinline__ void drop_values(const mla_piece &piece, int32_t bloc
 
 /* The left warpgroup's part of one piece of at least one block. */
 template <bool f16, class Keys>
-__device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, const cta_place &place,
-                                            const mla_piece &piece, int32_t all_see, phases &at,
-                                            const uint32_t (&q8)[16], float (&o)[128],
-                                            row_state &rows)
+__device__ __forceinline__ void
+attend_left(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece,
+            int32_t all_see, phases &at, const uint32_t (&q8)[16], float (&o)[128], row_state &rows)
 {
     mla_sm90_dense_smem &sm = shared();
     const int32_t row = tile_lane_row(place);
@@ -164,10 +166,10 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
 
 /* The right warpgroup's part of one piece of at least one block. */
 template <bool f16, class Keys>
-__device__ __forceinline__ void
-attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece,
-             int32_t all_see, phases &at, const uint32_t (&q8)[16], float (&o)[128],
-             row_state &rows)
+__device__ __forceinline__ void attend_right(const mla_sm90_dense_args &args,
+                                             const cta_place &place, const mla_piece &piece,
+                                             int32_t all_see, phases &at, const uint32_t (&q8)[16],
+                                             float (&o)[128], row_state &rows)
 {
     mla_sm90_dense_smem &sm = shared();
     const int32_t row = tile_lane_row(place);
@@ -271,17 +273,17 @@ __device__ __forceinline__ void consume(const Args &any, const cta_place &place)
     const int32_t first_token = row_token(args, place.first_row);
     phases at = {{0, 0}, 0};
     uint32_t q8[16];
-    if constexpr (Keys::rope != ROPE_NEVER) {
-        /* Before the request's length is known, and before K's copies fill the memory's queues. */
-        load_q8(args, place, walk.begin_req, tile_lane_row(place), q8);
-    }
     int32_t q8_req = walk.begin_req;
+    if constexpr (!Keys::gathered) {
+        /* Before the request's length is known, and before K's copies fill the memory's queues. */
+        load_q8(args, place, q8_req, tile_lane_row(place), q8);
+    }
     mla_piece next;
     bool more = next_keys<Keys, side>(any, place, walk, next);
     while (more) {
         const mla_piece piece = next;
         if constexpr (Keys::rope != ROPE_NEVER) {
-            if (piece.req != q8_req) {
+            if (Keys::gathered || piece.req != q8_req) {
                 load_q8(args, place, piece.req, tile_lane_row(place), q8);
                 q8_req = piece.req;
             }
@@ -315,8 +317,7 @@ template <class Keys> __device__ __forceinline__ void init_barriers()
     } else if (i < tiles + 4) {
         mbarrier_init(smem_addr(&sm.k_empty[0][0] + (i - tiles)), 4);
     } else if (i < tiles + 6) {
-        mbarrier_init(smem_addr(i == tiles + 4 ? &sm.q_full : &sm.q_empty),
-                      i == tiles + 4 ? 1 : 8);
+        mbarrier_init(smem_addr(i == tiles + 4 ? &sm.q_full : &sm.q_empty), i == tiles + 4 ? 1 : 8);
     }
     if (i < tiles + 6) {
         fence_mbarrier_init();

@@ -5,9 +5,8 @@
 #include "dense_softmax.cuh"
 
 /* Where the piece of a split request goes. */
-__device__ __forceinline__ mla_sm90_partial &partial_of(const mla_sm90_dense_args &args,
-                                                        const cta_place &place,
-                                                        const mla_piece &piece)
+__device__ __forceinline__ mla_sm90_partial &
+partial_of(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece)
 {
     const int64_t partial = (int64_t)place.part_idx * 2 + piece.partial;
     return args.partials[(partial * args.h_kv + place.kv_head) * args.row_tiles +
@@ -58,42 +57,45 @@ __device__ __forceinline__ void largest_values(const float *o, float &top0, floa
     }
 }
 
-/* The least power of two, 1 or more, by which numbers up to `top` are to be divided to lie below
- * 2^15. */
-__device__ __forceinline__ float scale_to_f16(float top)
+/* The least k >= 0 with top / 2^k < 2^15. */
+__device__ __forceinline__ int32_t shift_to_f16(float top)
 {
     const int32_t exponent = (int32_t)(__float_as_uint(top) >> 23 & 255) - 127;
-    return exponent > 14 && exponent < 128
-               ? __uint_as_float((uint32_t)(127 + exponent - 14) << 23)
-               : 1;
+    return exponent < 128 ? max(exponent - 14, 0) : 0;
+}
+
+__device__ __forceinline__ float power_of_2(int32_t exponent)
+{
+    return __uint_as_float((uint32_t)(127 + exponent) << 23);
 }
 
 /* Stores `n` accumulators, times a factor for each of a lane's rows, as part of a partial. */
 template <int n>
-__device__ __forceinline__ void
-store_partial(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece,
-              const float *o, int32_t row, int32_t first_column, const row_state &rows,
-              float factor0, float factor1)
+__device__ __forceinline__ void store_partial(const mla_sm90_dense_args &args,
+                                              const cta_place &place, const mla_piece &piece,
+                                              const float *o, int32_t row, int32_t first_column,
+                                              const row_state &rows, float factor0, float factor1)
 {
     mla_sm90_partial &partial = partial_of(args, place, piece);
     float top0, top1;
     largest_values<n>(o, top0, top1);
-    const float scale0 = scale_to_f16(quad_max(top0) * factor0);
-    const float scale1 = scale_to_f16(quad_max(top1) * factor1);
-    factor0 /= scale0;
-    factor1 /= scale1;
+    const int32_t shift0 = shift_to_f16(quad_max(top0) * factor0);
+    const int32_t shift1 = shift_to_f16(quad_max(top1) * factor1);
+    factor0 *= power_of_2(-shift0);
+    factor1 *= power_of_2(-shift1);
     uint4 *to = (uint4 *)partial.values[row / 16][first_column / 16] + threadIdx.x % 32;
 #pragma unroll
     for (int32_t i = 0; i < n / 8; ++i) {
         const float *x = o + 8 * i;
-        to[i * 32] = make_uint4(pack_f16(x[0] * factor0, x[1] * factor0),
-                                pack_f16(x[2] * factor1, x[3] * factor1),
-                                pack_f16(x[4] * factor0, x[5] * factor0),
-                                pack_f16(x[6] * factor1, x[7] * factor1));
+        to[i * 32] = make_uint4(
+            pack_f16(x[0] * factor0, x[1] * factor0), pack_f16(x[2] * factor1, x[3] * factor1),
+            pack_f16(x[4] * factor0, x[5] * factor0), pack_f16(x[6] * factor1, x[7] * factor1));
     }
     if (threadIdx.x % 4 == 0) {
-        const mla_sm90_partial::mla_sm90_partial_row row0 = {rows.ref0 + log2f(rows.sum0), scale0};
-        const mla_sm90_partial::mla_sm90_partial_row row1 = {rows.ref1 + log2f(rows.sum1), scale1};
+        const mla_sm90_partial::mla_sm90_partial_row row0 = {rows.ref0 + log2f(rows.sum0),
+                                                             power_of_2(shift0)};
+        const mla_sm90_partial::mla_sm90_partial_row row1 = {rows.ref1 + log2f(rows.sum1),
+                                                             power_of_2(shift1)};
 #pragma unroll
         for (int32_t i = 0; i < n / 32; ++i) {
             partial.rows[first_column / MLA_SM90_TILE_COLS + i][row] = row0;

@@ -31,6 +31,7 @@ struct merge_job {
     int32_t row_warp;      /* which 16 rows of the tile */
     int32_t share, shares; /* this warp's splits: share, share + shares ... */
     int32_t first_pair;
+    uint16_t *out0, *out1; /* the first of its columns in a lane's rows, or null: no such row */
 };
 
 /* Running merge of a lane's two rows. */
@@ -98,7 +99,7 @@ __device__ __forceinline__ int32_t row_warps_of(const mla_sm90_dense_args &args)
 /* Factor from an old maximum to a new one, both of which may be -inf. */
 __device__ __forceinline__ float top_factor(float from, float to)
 {
-    return from == -INFINITY ? 0 : exp2f(from - to);
+    return from == -INFINITY ? 0 : mla_ptx::exp2_approx(from - to);
 }
 
 /* Adds up to `batch` splits, whose loads are all in flight before the first is used. */
@@ -182,21 +183,25 @@ __device__ __forceinline__ float output_factor(const mla_sm90_dense_args &args,
            sum;
 }
 
-/* A row of the output, or null where there is none. Stores its lse if asked to. */
+/* The first of the job's columns in a row, or null where there is no such row. */
 __device__ __forceinline__ uint16_t *output_row(const mla_sm90_dense_args &args,
-                                                const merge_job &job, int32_t row, bool with_lse,
-                                                float top, float sum)
+                                                const merge_job &job, int32_t row)
 {
     const mla_tile_row at = tile_row(args, job.tile * MLA_SM90_TILE_ROWS + row);
-    if (!at.exists) {
-        return nullptr;
-    }
-    if (with_lse && job.first_pair == 0 && threadIdx.x % 4 == 0 && args.lse != nullptr) {
+    return at.exists ? args.out + row_offset(args, args.out_stride, job.req, job.kv_head, at) +
+                           job.first_pair * 16
+                     : nullptr;
+}
+
+/* The lse of a row that exists, by the warp that has its first columns. */
+__device__ __forceinline__ void store_lse(const mla_sm90_dense_args &args, const merge_job &job,
+                                          int32_t row, float top, float sum)
+{
+    if (job.first_pair == 0 && threadIdx.x % 4 == 0 && args.lse != nullptr) {
+        const mla_tile_row at = tile_row(args, job.tile * MLA_SM90_TILE_ROWS + row);
         args.lse[row_offset(args, args.lse_stride, job.req, job.kv_head, at)] =
             sum == 0 ? args.lse_empty : (top + log2f(sum)) * 0.69314718055994531f;
     }
-    return args.out + row_offset(args, args.out_stride, job.req, job.kv_head, at) +
-           job.first_pair * 16;
 }
 
 /* Stores what one warp merged alone. */
@@ -205,8 +210,13 @@ __device__ __forceinline__ void store_alone(const mla_sm90_dense_args &args, con
                                             const merge_state &state, const float (&acc)[8 * pairs])
 {
     const int32_t lane = threadIdx.x % 32, row = job.row_warp * 16 + lane / 4;
-    uint16_t *out0 = output_row(args, job, row, true, state.top0, state.sum0);
-    uint16_t *out1 = output_row(args, job, row + 8, true, state.top1, state.sum1);
+    uint16_t *const out0 = job.out0, *const out1 = job.out1;
+    if (out0 != nullptr) {
+        store_lse(args, job, row, state.top0, state.sum0);
+    }
+    if (out1 != nullptr) {
+        store_lse(args, job, row + 8, state.top1, state.sum1);
+    }
     const float factor0 = output_factor(args, job, row, state.top0, state.sum0);
     const float factor1 = output_factor(args, job, row + 8, state.top1, state.sum1);
     if constexpr (pairs == WIDE) {
@@ -262,8 +272,11 @@ __device__ __forceinline__ void store_joined(const mla_sm90_dense_args &args, co
             y += weight * values.y;
         }
         const int32_t row = job.row_warp * 16 + lane / 4 + 8 * below;
-        uint16_t *out = output_row(args, job, row, group == 0, top, sum);
+        uint16_t *out = below ? job.out1 : job.out0;
         if (out != nullptr) {
+            if (group == 0) {
+                store_lse(args, job, row, top, sum);
+            }
             const float factor = output_factor(args, job, row, top, sum);
             *(uint32_t *)(out + group * 8 + lane % 4 * 2) = pack_pair<f16>(x * factor, y * factor);
         }
@@ -314,6 +327,9 @@ __device__ __forceinline__ merge_job find_job(const mla_sm90_dense_args &args, i
                 (((int64_t)splits.first_part[split_idx] * 2 + 1) * args.h_kv + job.kv_head) *
                     args.row_tiles +
                 job.tile;
+    const int32_t row = job.row_warp * 16 + (int32_t)threadIdx.x % 32 / 4;
+    job.out0 = output_row(args, job, row);
+    job.out1 = output_row(args, job, row + 8);
     return job;
 }
 
@@ -330,6 +346,8 @@ __device__ __forceinline__ void combine(const mla_sm90_dense_args &args, int32_t
         const merge_job job = find_job<pairs>(args, i + (int32_t)threadIdx.x / 32 / by.shares, by);
         merge_state state = {-INFINITY, -INFINITY, 0, 0};
         float acc[8 * pairs] = {};
+        /* The plan is older than decode; only the partials are not. */
+        mla_ptx::wait_dependencies();
 #pragma unroll 1
         for (int32_t first = job.share; first < job.num_splits; first += batch * job.shares) {
             merge_batch<pairs, batch>(args, job, first, state, acc);
@@ -350,21 +368,17 @@ template <bool f16> __device__ __forceinline__ void combine_any(const mla_sm90_d
 {
     mla_ptx::launch_dependents();
     const int32_t tiles = args.h_kv * args.row_tiles;
-    bool waited = false;
     for (int32_t first = 0; first < args.max_parts; first += THREADS) {
         int32_t most_splits = 0;
         const int32_t num_items = list_splits(args, first, most_splits) * tiles;
-        if (!waited) {
-            /* The plan is older than decode; only the partials are not. */
-            mla_ptx::wait_dependencies();
-            waited = true;
-        }
         if (num_items * row_warps_of(args) >= MLA_SM90_COMBINE_MANY) {
             combine<f16, WIDE, WIDE_BATCH>(args, num_items, most_splits);
         } else {
             combine<f16, NARROW, NARROW_BATCH>(args, num_items, most_splits);
         }
     }
+    /* Also without work: what follows this launch counts on decode having ended. */
+    mla_ptx::wait_dependencies();
 }
 
 extern "C" __global__ void __launch_bounds__(MLA_SM90_COMBINE_THREADS)

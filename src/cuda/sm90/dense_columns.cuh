@@ -41,10 +41,9 @@ attend_columns(const mla_sm90_dense_args &args, const cta_place &place, const ml
         wgmma_pin(s);
         if ((block + 1) * MLA_BLOCK_TOKENS > all_see) {
             mask_block(args, s, block, piece.tokens, row);
-            if ((block + 1) * MLA_BLOCK_TOKENS > piece.tokens) {
-                zero_v_rows<side, CTA_COLUMNS / MLA_SM90_TILE_COLS>(
-                    side, first_tile, piece.tokens - block * MLA_BLOCK_TOKENS);
-            }
+            clean_v_rows<f16, side, CTA_COLUMNS / MLA_SM90_TILE_COLS>(
+                side, first_tile, all_see - block * MLA_BLOCK_TOKENS,
+                piece.tokens - block * MLA_BLOCK_TOKENS);
         }
         rows.raised = 0;
         softmax_half<f16, 0>(s, o, p, args.scale_log2, rows, side);
@@ -148,11 +147,11 @@ template <bool f16, int side>
 __device__ __forceinline__ void consume_columns(const mla_sm90_dense_args &args,
                                                 const cta_place &place)
 {
+    uint32_t q8[16];
+    int32_t q8_req = first_req(args, place.part);
+    load_q8(args, place, q8_req, tile_lane_row(place), q8);
     mla_part_walk walk = walk_begin(args, place.part, place.first_row);
     phases at = {{0, 0}, 0};
-    uint32_t q8[16];
-    load_q8(args, place, walk.begin_req, tile_lane_row(place), q8);
-    int32_t q8_req = walk.begin_req;
     mla_piece piece;
     while (walk_next(args, walk, piece)) {
         if (piece.begin >= piece.end) {

@@ -15,8 +15,8 @@ __device__ __forceinline__ int32_t look_up_page(const mla_sm90_dense_args &args,
     if (args.page_blocks == 0 || req >= args.batch || block >= args.max_tokens / MLA_BLOCK_TOKENS) {
         return 0;
     }
-    return args
-        .block_table[req * args.block_table_stride + divide(block, args.page_blocks_inverse)];
+    return load_now(args.block_table + req * args.block_table_stride +
+                    divide(block, args.page_blocks_inverse));
 }
 
 /* Copies one block's tile `tile` of K; a page smaller than the block takes several boxes. Pages
@@ -77,11 +77,14 @@ __device__ __forceinline__ void produce(const mla_sm90_dense_args &args, const c
     const bool copies = lane < (half == 0 ? 4 : 5);
     uint32_t uses = 0, pieces = 0;
 
+    /* The first page is on its way together with the request's length: the other way round the
+     * compiler waits for the length first. */
+    int32_t page = look_up_page(args, first_req(args, place.part),
+                                max(place.part.begin_block, 0) + buffer);
     mla_part_walk walk = walk_begin(args, place.part, place.first_row);
     mla_piece piece;
-    /* The first page is on its way together with the request's length. */
-    int32_t page = look_up_page(args, walk.begin_req, walk.begin_block + buffer);
     bool looked_up = true;
+    bar_sync<BAR_INIT, MLA_SM90_THREADS>();
     for (; walk_next(args, walk, piece); looked_up = false) {
         if (piece.begin >= piece.end) {
             continue;

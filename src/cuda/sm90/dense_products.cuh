@@ -79,19 +79,38 @@ __device__ __forceinline__ void scale_rows(float (&o)[n], float factor0, float f
     }
 }
 
-/* Zeroes rows `valid` on of `tiles` tiles of V: they lie past the request's end, may hold NaN, and
- * a numerator of 0 would not silence that. The warpgroup's barrier publishes it to its products. */
-template <int side, int tiles>
-__device__ __forceinline__ void zero_v_rows(int32_t buffer, int32_t first_tile, int32_t valid)
+/* Replaces infinities and NaN in a pair of values by 0. */
+template <bool f16> __device__ __forceinline__ uint32_t finite_pair(uint32_t pair)
+{
+    const uint32_t exponents = f16 ? 0x7c007c00 : 0x7f807f80;
+    const uint32_t not_finite = __vcmpeq2(pair & exponents, exponents);
+    return pair & ~not_finite;
+}
+
+/*
+ * Zeroes what a numerator of 0 would not silence in `tiles` tiles of V: rows `valid` on, which lie
+ * past the request's end, and infinities and NaN in rows `all_see` on, which some query rows do not
+ * see. Those that do see such a key learn of it from its product with Q. The warpgroup's barrier
+ * publishes it to its products.
+ */
+template <bool f16, int side, int tiles>
+__device__ __forceinline__ void clean_v_rows(int32_t buffer, int32_t first_tile, int32_t all_see,
+                                             int32_t valid)
 {
     mla_sm90_dense_smem &sm = shared();
+    const int32_t first = max(all_see, 0) * 8 + (int32_t)threadIdx.x % WARPGROUP;
 #pragma unroll 1
     for (int32_t tile = first_tile; tile < first_tile + tiles; ++tile) {
         uint4 *chunks = (uint4 *)sm.k[buffer][tile];
 #pragma unroll 1
-        for (int32_t i = valid * 8 + (int32_t)threadIdx.x % WARPGROUP; i < MLA_BLOCK_TOKENS * 8;
-             i += WARPGROUP) {
-            chunks[i] = make_uint4(0, 0, 0, 0);
+        for (int32_t i = first; i < MLA_BLOCK_TOKENS * 8; i += WARPGROUP) {
+            uint4 chunk = make_uint4(0, 0, 0, 0);
+            if (i < valid * 8) {
+                chunk = chunks[i];
+                chunk = make_uint4(finite_pair<f16>(chunk.x), finite_pair<f16>(chunk.y),
+                                   finite_pair<f16>(chunk.z), finite_pair<f16>(chunk.w));
+            }
+            chunks[i] = chunk;
         }
     }
     fence_proxy_async();

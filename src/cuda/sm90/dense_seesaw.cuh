@@ -43,7 +43,7 @@ __device__ __forceinline__ void next_tile(const mla_sm90_dense_args &args, float
 
 /* Hides what the rows do not see of a block, after its tiles have landed. V's rows that may hold
  * anything become zero. */
-template <class Keys, int side>
+template <bool f16, class Keys, int side>
 __device__ __forceinline__ void hide_keys(const mla_sm90_dense_args &args, const mla_piece &piece,
                                           float (&s)[32], int32_t block, int32_t all_see,
                                           int32_t row)
@@ -55,18 +55,18 @@ __device__ __forceinline__ void hide_keys(const mla_sm90_dense_args &args, const
         }
     } else if ((block + 1) * MLA_BLOCK_TOKENS > all_see) {
         mask_block(args, s, block, piece.tokens, row);
-        if ((block + 1) * MLA_BLOCK_TOKENS > piece.tokens) {
-            zero_v_rows<side, 4>(side, side * 4, piece.tokens - block * MLA_BLOCK_TOKENS);
-        }
+        clean_v_rows<f16, side, 4>(side, side * 4, all_see - block * MLA_BLOCK_TOKENS,
+                                   piece.tokens - block * MLA_BLOCK_TOKENS);
     }
 }
 
 /* The same for the other side's block, whose keys that side has hidden: V's rows alone. */
-template <class Keys, int side>
-__device__ __forceinline__ void drop_values(const mla_piece &piece, int32_t block)
+template <bool f16, class Keys, int side>
+__device__ __forceinline__ void drop_values(const mla_piece &piece, int32_t block, int32_t all_see)
 {
-    if (!Keys::gathered && (block + 1) * MLA_BLOCK_TOKENS > piece.tokens) {
-        zero_v_rows<side, 4>(1 - side, side * 4, piece.tokens - block * MLA_BLOCK_TOKENS);
+    if (!Keys::gathered && (block + 1) * MLA_BLOCK_TOKENS > all_see) {
+        clean_v_rows<f16, side, 4>(1 - side, side * 4, all_see - block * MLA_BLOCK_TOKENS,
+                                   piece.tokens - block * MLA_BLOCK_TOKENS);
     }
 }
 
@@ -103,6 +103,7 @@ attend_left(const mla_sm90_dense_args &args, const cta_place &place, const mla_p
             /* P1 V1_L of the previous pair, queued behind S0: it runs during the softmax. */
             bar_sync<BAR_P1_READY, CONSUMERS>();
             follow_references(o, rows, RIGHT);
+            drop_values<f16, Keys, LEFT>(piece, block - 1, all_see);
             wgmma_fence();
             pv_ss<f16>(o, sm.p[1], v1, 1);
             wgmma_commit();
@@ -114,7 +115,7 @@ attend_left(const mla_sm90_dense_args &args, const cta_place &place, const mla_p
         if (block + 2 >= piece.end) {
             release(sm.q_empty);
         }
-        hide_keys<Keys, LEFT>(args, piece, s, block, all_see, row);
+        hide_keys<f16, Keys, LEFT>(args, piece, s, block, all_see, row);
         rows.raised = 0;
         softmax_half<f16, 0>(s, o, p, scale, rows, LEFT);
         if (accumulate) {
@@ -155,7 +156,7 @@ attend_left(const mla_sm90_dense_args &args, const cta_place &place, const mla_p
     }
     bar_sync<BAR_P1_READY, CONSUMERS>();
     follow_references(o, rows, RIGHT);
-    drop_values<Keys, LEFT>(piece, block - 1);
+    drop_values<f16, Keys, LEFT>(piece, block - 1, all_see);
     wgmma_fence();
     pv_ss<f16>(o, sm.p[1], v1, 1);
     wgmma_commit();
@@ -186,7 +187,7 @@ __device__ __forceinline__ void attend_right(const mla_sm90_dense_args &args,
     for (int32_t block = piece.begin + 1;; block += 2) {
         bar_sync<BAR_P0_READY, CONSUMERS>();
         follow_references(o, rows, LEFT);
-        drop_values<Keys, RIGHT>(piece, block - 1);
+        drop_values<f16, Keys, RIGHT>(piece, block - 1, all_see);
         wgmma_fence();
         pv_ss<f16>(o, sm.p[0], v0, accumulate);
         wgmma_commit();
@@ -219,7 +220,7 @@ __device__ __forceinline__ void attend_right(const mla_sm90_dense_args &args,
         if (block + 2 >= piece.end) {
             release(sm.q_empty);
         }
-        hide_keys<Keys, RIGHT>(args, piece, s, block, all_see, row);
+        hide_keys<f16, Keys, RIGHT>(args, piece, s, block, all_see, row);
         rows.raised = 0;
         softmax_half<f16, 0>(s, o, p, scale, rows, RIGHT);
         softmax_half<f16, 1>(s, o, p, scale, rows, RIGHT);
@@ -269,15 +270,15 @@ template <bool f16, class Keys, int side, class Args>
 __device__ __forceinline__ void consume(const Args &any, const cta_place &place)
 {
     const mla_sm90_dense_args &args = rows_of(any);
-    mla_part_walk walk = walk_begin(any, place.part, place.first_row);
-    const int32_t first_token = row_token(args, place.first_row);
-    phases at = {{0, 0}, 0};
     uint32_t q8[16];
-    int32_t q8_req = walk.begin_req;
+    int32_t q8_req = first_req(args, place.part);
     if constexpr (!Keys::gathered) {
         /* Before the request's length is known, and before K's copies fill the memory's queues. */
         load_q8(args, place, q8_req, tile_lane_row(place), q8);
     }
+    mla_part_walk walk = walk_begin(any, place.part, place.first_row);
+    const int32_t first_token = row_token(args, place.first_row);
+    phases at = {{0, 0}, 0};
     mla_piece next;
     bool more = next_keys<Keys, side>(any, place, walk, next);
     while (more) {
@@ -308,20 +309,27 @@ __device__ __forceinline__ void consume(const Args &any, const cta_place &place)
     }
 }
 
-template <class Keys> __device__ __forceinline__ void init_barriers()
+/* One thread initialises the mbarriers; a barrier of the CTA is to publish it. */
+template <class Keys> __device__ __forceinline__ void set_up_barriers()
 {
     mla_sm90_dense_smem &sm = shared();
-    const int32_t i = (int32_t)threadIdx.x, tiles = 2 * MLA_SM90_K_TILES;
-    if (i < tiles) {
-        mbarrier_init(smem_addr(&sm.k_full[0][0] + i), Keys::arrivals(i % MLA_SM90_K_TILES));
-    } else if (i < tiles + 4) {
-        mbarrier_init(smem_addr(&sm.k_empty[0][0] + (i - tiles)), 4);
-    } else if (i < tiles + 6) {
-        mbarrier_init(smem_addr(i == tiles + 4 ? &sm.q_full : &sm.q_empty), i == tiles + 4 ? 1 : 8);
-    }
-    if (i < tiles + 6) {
+    if (threadIdx.x == 0) {
+        for (int32_t buffer = 0; buffer < 2; ++buffer) {
+            for (int32_t tile = 0; tile < MLA_SM90_K_TILES; ++tile) {
+                mbarrier_init(smem_addr(&sm.k_full[buffer][tile]), Keys::arrivals(tile));
+            }
+            mbarrier_init(smem_addr(&sm.k_empty[buffer][0]), 4);
+            mbarrier_init(smem_addr(&sm.k_empty[buffer][1]), 4);
+        }
+        mbarrier_init(smem_addr(&sm.q_full), 1);
+        mbarrier_init(smem_addr(&sm.q_empty), 8);
         fence_mbarrier_init();
     }
+}
+
+template <class Keys> __device__ __forceinline__ void init_barriers()
+{
+    set_up_barriers<Keys>();
     __syncthreads();
 }
 

@@ -87,6 +87,12 @@ const test_case dense_cases[] = {
     {"merge wide", 40, 1, 128, 1, 900, 64, VARIED, 1, 132},
     {"merge 256 narrow", 1, 1, 128, 1, 40000, 64, EQUAL, 1, 256},
     {"merge 3 row groups", 3, 3, 16, 1, 3000, 64, VARIED, 1, 90, .causal = true},
+    {"causal 2 NaN", 9, 2, 128, 1, 500, 64, VARIED, 1, .causal = true, .last_nan = true},
+    {"causal 4 NaN edges", 30, 4, 16, 1, 130, 64, EDGES, 1, .causal = true, .last_nan = true},
+    {"causal 70 NaN", 7, 70, 1, 1, 300, 64, VARIED, 1, .causal = true, .last_nan = true},
+    {"causal 2 NaN split", 1, 2, 16, 1, 3001, 64, EQUAL, 1, .causal = true, .last_nan = true},
+    {"causal 4 NaN f16", 7, 4, 16, 1, 900, 64, VARIED, 1, 7, .f16 = true, .causal = true,
+     .last_nan = true},
     {"large", 8, 1, 128, 1, 4096, 64, EQUAL, 1},
 };
 
@@ -158,6 +164,12 @@ void make_case(const test_case *c, case_data *d)
             if (left > 0) {
                 *entry = order[next++];
                 fill_page(c, d, *entry, left < page_size ? left : page_size);
+                if (c->last_nan && i % 3 == 0 && left <= page_size) {
+                    const int64_t key = (left - 1) * c->h_kv * d_qk;
+                    for (int64_t k = i % 2 ? 0 : 130; k < (i % 2 ? c->h_kv * d_qk : 131); k++) {
+                        d->kv[*entry * d->kv_page_stride + key + k] = 0x7fc1;
+                    }
+                }
             } else {
                 static const int32_t wild[] = {-1, INT32_MAX, (int32_t)0xdeadbeef, 0};
                 *entry = wild[random_bits() % 4];

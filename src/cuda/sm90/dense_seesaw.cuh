@@ -21,6 +21,9 @@ struct paged_keys {
     static constexpr uint32_t unordered = 0;
     static constexpr bool gathered = false;
     static constexpr bool maxima = false; /* whether the rows' largest products are wanted */
+    /* Whether both numerators take turns in the left one's tile, and Q's ninth tile lies in the
+     * right one's instead of 16 registers. */
+    static constexpr bool shares_p = false;
     /* That complete a phase of a tile's barrier. */
     static __device__ constexpr uint32_t arrivals(int32_t) { return 1; }
 };
@@ -35,7 +38,8 @@ __device__ __forceinline__ void next_tile(const mla_sm90_dense_args &args, float
             return;
         }
     }
-    qk_tile<f16, tile, (Keys::unordered >> tile & 1) != 0>(s, q8, buffer, parity, first);
+    qk_tile<f16, tile, (Keys::unordered >> tile & 1) != 0, Keys::shares_p>(s, q8, buffer, parity,
+                                                                           first);
 }
 
 /* Hides what the rows do not see of a block, after its tiles have landed. V's rows that may hold
@@ -81,7 +85,7 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
     float s[32];
     uint32_t q8[16], p[16];
 
-    if constexpr (Keys::rope != ROPE_NEVER) {
+    if constexpr (Keys::rope != ROPE_NEVER && !Keys::shares_p) {
         load_q8(args, place, piece.req, row, q8);
     }
     wait_for(sm.q_full, at.q++ & 1);
@@ -105,7 +109,7 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
             bar_sync<BAR_P1_READY, CONSUMERS>();
             follow_references(o, rows, RIGHT);
             wgmma_fence();
-            pv_ss<f16>(o, sm.p[1], v1, 1);
+            pv_ss<f16>(o, sm.p[Keys::shares_p ? LEFT : RIGHT], v1, 1);
             wgmma_commit();
             wgmma_wait<1>();
         } else {
@@ -136,7 +140,7 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
         pv_rs<f16>(o, p, v0, 2, 1);
         pv_rs<f16>(o, p, v0, 3, 1);
         wgmma_commit();
-        store_p(p, LEFT, rows.raised);
+        store_p<Keys::shares_p>(p, LEFT, rows.raised);
         bar_arrive<BAR_P0_READY, CONSUMERS>();
         if constexpr (Keys::maxima) {
             note_tops<1>(scale, s, rows);
@@ -158,7 +162,7 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
     follow_references(o, rows, RIGHT);
     drop_values<Keys, LEFT>(piece, block - 1);
     wgmma_fence();
-    pv_ss<f16>(o, sm.p[1], v1, 1);
+    pv_ss<f16>(o, sm.p[Keys::shares_p ? LEFT : RIGHT], v1, 1);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_pin(o);
@@ -179,7 +183,7 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
     float s[32];
     uint32_t q8[16], p[16];
 
-    if constexpr (Keys::rope != ROPE_NEVER) {
+    if constexpr (Keys::rope != ROPE_NEVER && !Keys::shares_p) {
         load_q8(args, place, piece.req, row, q8);
     }
     const uint32_t q_parity = at.q++ & 1;
@@ -227,7 +231,7 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
         rows.raised = 0;
         softmax_half<f16, 0>(s, o, p, scale, rows, RIGHT);
         softmax_half<f16, 1>(s, o, p, scale, rows, RIGHT);
-        store_p(p, RIGHT, rows.raised);
+        store_p<Keys::shares_p>(p, RIGHT, rows.raised);
         bar_arrive<BAR_P1_READY, CONSUMERS>();
         wgmma_fence();
         pv_rs<f16>(o, p, v1, 0, 1);

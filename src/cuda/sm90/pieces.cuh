@@ -34,7 +34,8 @@ __device__ __forceinline__ int32_t token_limit(const mla_sm90_dense_args &args, 
     return max(0, tokens - args.s_q + 1 + min(token, args.s_q - 1));
 }
 
-/* What walking needs, of either kind of arguments; sparse_lists.cuh has the other. */
+/* What walking needs, of either kind of arguments; sparse_lists.cuh has the other: the common part,
+ * a request's keys, and those of them that a token sees. */
 __device__ __forceinline__ const mla_sm90_dense_args &rows_of(const mla_sm90_dense_args &args)
 {
     return args;
@@ -43,6 +44,12 @@ __device__ __forceinline__ const mla_sm90_dense_args &rows_of(const mla_sm90_den
 __device__ __forceinline__ int32_t load_tokens(const mla_sm90_dense_args &args, int32_t req)
 {
     return req < args.batch ? min(max(args.seqlens[req], 0), args.max_tokens) : 0;
+}
+
+__device__ __forceinline__ int32_t seen_tokens(const mla_sm90_dense_args &args, int32_t tokens,
+                                               int32_t token)
+{
+    return token_limit(args, tokens, token);
 }
 
 /* Stale or foreign bytes in the plan buffer must not lead outside any array, hence the clamps. */
@@ -68,7 +75,6 @@ __device__ __forceinline__ mla_part_walk walk_begin(const Args &any, const mla_p
 template <class Args>
 __device__ __forceinline__ bool walk_next(const Args &any, mla_part_walk &walk, mla_piece &piece)
 {
-    const mla_sm90_dense_args &args = rows_of(any);
     const bool last = walk.begin_req == walk.end_req;
     if (walk.begin_req > walk.end_req || (last && walk.end_block == 0)) {
         return false;
@@ -76,7 +82,7 @@ __device__ __forceinline__ bool walk_next(const Args &any, mla_part_walk &walk, 
     piece.req = walk.begin_req;
     piece.tokens = walk.next_tokens;
     const int32_t blocks = ceil_div(piece.tokens, MLA_BLOCK_TOKENS);
-    const int32_t seen = ceil_div(token_limit(args, piece.tokens, walk.last_token),
+    const int32_t seen = ceil_div(seen_tokens(any, piece.tokens, walk.last_token),
                                   MLA_BLOCK_TOKENS);
     piece.begin = walk.begin_block;
     piece.end = min(seen, last ? walk.end_block : blocks);

@@ -54,7 +54,8 @@ __device__ __forceinline__ void gather_rows(const mla_sm90_sparse_args &args,
         const uint8_t *row = find_row(args, key, place.kv_head).data;
         const uint32_t seen = __ballot_sync(0xffffffffu, row != nullptr);
         row = row != nullptr ? row : (const uint8_t *)absent_row;
-        fetch_q(args, place);
+        note_start();
+        fetch_q<false>(args, place);
         /* The next block's entries are on their way while this one is copied. */
         more = next_block(args, place.kv_head);
         key = load_key(my_row);
@@ -87,6 +88,7 @@ template <bool wants_maxima> struct gathered_keys {
     static constexpr uint32_t unordered = 0x1ff;
     static constexpr bool gathered = true;
     static constexpr bool maxima = wants_maxima;
+    static constexpr bool shares_p = false;
     static constexpr int consumer_regs = 232, producer_regs = 40;
     static_assert(2 * consumer_regs + producer_regs <= 3 * 168, "setmaxnreg would never return");
 

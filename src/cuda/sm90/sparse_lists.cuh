@@ -28,13 +28,20 @@ __device__ __forceinline__ int32_t load_tokens(const mla_sm90_sparse_args &args,
     return list_length(args, args.pool[0], req) + list_length(args, args.pool[1], req);
 }
 
+__device__ __forceinline__ int32_t seen_tokens(const mla_sm90_sparse_args &, int32_t tokens,
+                                               int32_t)
+{
+    return tokens;
+}
+
 /* Where a producer warp is among the blocks of a part. It lies in shared memory: registers are
  * short, and it is needed once a block. */
 struct block_cursor {
     mla_part_walk walk;
     mla_piece piece;
     int32_t block;
-    uint32_t pieces;        /* begun so far */
+    int32_t opens;          /* request whose Q is due; -1: none */
+    uint32_t pieces;        /* whose Q was fetched */
     int32_t first_tokens;   /* of the piece's keys, those of pool 0 */
     const int32_t *list[2]; /* of the piece's request */
 };
@@ -95,7 +102,6 @@ __device__ __forceinline__ bool next_block(const mla_sm90_sparse_args &args, int
         if (lead) {
             at.walk = walk;
             at.piece = piece;
-            at.pieces++;
             at.first_tokens = list_length(args, args.pool[0], piece.req);
 #pragma unroll 1
             for (int32_t i = 0; i < 2; ++i) {
@@ -109,6 +115,18 @@ __device__ __forceinline__ bool next_block(const mla_sm90_sparse_args &args, int
     }
     __syncwarp();
     return true;
+}
+
+/* Leaves the request that begins with the cursor's block for fetch_q(): when Q is due, the cursor
+ * may be elsewhere. */
+__device__ __forceinline__ void note_start()
+{
+    block_cursor &at = my_cursor();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        at.opens = at.block == at.piece.begin ? at.piece.req : -1;
+    }
+    __syncwarp();
 }
 
 /* The K buffer of the cursor's block. */

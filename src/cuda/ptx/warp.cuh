@@ -57,6 +57,30 @@ __device__ __forceinline__ uint32_t pack_f16(float lo, float hi)
     return packed;
 }
 
+/* Two e4m3 values to two floats, exactly; `lo` is that of bits 0-7. */
+__device__ __forceinline__ void unpack_e4m3(uint16_t pair, float &lo, float &hi)
+{
+    asm("{\n"
+        ".reg .b32 halves;\n"
+        ".reg .b16 h0, h1;\n"
+        "cvt.rn.f16x2.e4m3x2 halves, %2;\n"
+        "mov.b32 {h0, h1}, halves;\n"
+        "cvt.f32.f16 %0, h0;\n"
+        "cvt.f32.f16 %1, h1;\n"
+        "}\n"
+        : "=f"(lo), "=f"(hi)
+        : "h"(pair));
+}
+
+/* 16 bytes to shared memory. */
+__device__ __forceinline__ void store_shared_16(uint32_t smem, uint32_t r0, uint32_t r1,
+                                                uint32_t r2, uint32_t r3)
+{
+    asm volatile("st.shared::cta.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(r0), "r"(r1),
+                 "r"(r2), "r"(r3)
+                 : "memory");
+}
+
 /* Products of packed pairs. */
 __device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b)
 {

@@ -43,9 +43,11 @@ __device__ __forceinline__ void copy_q(const mla_sm90_dense_args &args, const ct
     }
     __syncwarp();
     if (lane < MLA_SM90_Q_TILES) {
+        const int32_t entry = args.req_tokens == 1 ? req : req / args.req_tokens;
+        const int32_t token = place.first_row / args.q_dim_rows + req - entry * args.req_tokens;
         tma_load_5d(smem_addr(sm.q[lane]), &args.q_map, full, kL2EvictLast,
                     lane * MLA_SM90_TILE_COLS, place.first_row % args.q_dim_rows, place.kv_head,
-                    place.first_row / args.q_dim_rows, req);
+                    token, entry);
     }
 }
 

@@ -6,6 +6,11 @@
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
+/* Phases of the K and Q barriers that a consumer has used up. */
+struct phases {
+    uint32_t k[2], q;
+};
+
 __device__ __forceinline__ uint64_t k_major(const void *tile)
 {
     return wgmma_descriptor(smem_addr(tile), 16, 1024);
@@ -16,13 +21,17 @@ __device__ __forceinline__ uint64_t v_major(const void *tile)
     return wgmma_descriptor(smem_addr(tile), MLA_SM90_TILE_BYTES, 1024);
 }
 
-/* S (+)= Q K^T over one tile of 64 columns, as soon as that tile has landed. */
-template <bool f16, int tile>
+/* S (+)= Q K^T over one tile of 64 columns, as soon as that tile has landed. With `order`, its
+ * writers left it to the readers to order their stores before the tensor cores' reads. */
+template <bool f16, int tile, bool order = false>
 __device__ __forceinline__ void qk_tile(float (&s)[32], const uint32_t (&q8)[16], int buffer,
                                         uint32_t parity, bool first)
 {
     mla_sm90_dense_smem &sm = shared();
     wait_for(sm.k_full[buffer][tile], parity);
+    if constexpr (order) {
+        fence_proxy_async();
+    }
     const uint64_t k = k_major(sm.k[buffer][tile]);
     wgmma_fence();
 #pragma unroll

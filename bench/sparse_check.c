@@ -81,7 +81,7 @@ static void check_batch(const engine *gpu, const engine *cpu, const char *name,
         run_job(&work, &input, &outputs[0]);
         run_job(&work, &input, &outputs[1]);
         check_mla(job_once(cpu, &input, &outputs[2]), "the CPU");
-        compare_outputs(&input, &outputs[0], &outputs[2], &compared);
+        compare_outputs(&input, &outputs[0], &outputs[2], cpu->ctx, &compared);
         const bool good = compared.passed &&
                           outputs_same_bytes(&outputs[0], &outputs[1], &compared);
         say(good, name, &compared);
@@ -133,7 +133,7 @@ static bool check_graph(const engine *gpu, const engine *cpu)
         const mla_tensors got = batch_host_tensors(&input, &outputs[0]);
         const mla_tensors want = batch_host_tensors(&input, &outputs[1]);
         const row_range all = {0, spec.batch, 0, spec.s_q, 0, spec.h_q};
-        compare_rows(&input, &got, &want, &all, &compared);
+        compare_rows(&input, &got, &want, &all, cpu->ctx, &compared);
         good = good && compared.passed;
     }
     say(good, "graph replay", &compared);

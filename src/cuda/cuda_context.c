@@ -6,9 +6,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
-/* The cubins' bytes, see cubin_embed.c.in. Those whose source is missing have no address. */
-#define MLA_CUDA_EXTERN(cubin)                                                                     \
-    extern const unsigned char mla_cubin_##cubin[] __attribute__((weak, visibility("hidden")));
+/* The cubins' bytes, see cubin_embed.c.in. */
+#define MLA_CUDA_EXTERN(cubin) extern const unsigned char mla_cubin_##cubin[];
 MLA_CUDA_CUBINS(MLA_CUDA_EXTERN)
 #undef MLA_CUDA_EXTERN
 
@@ -90,9 +89,6 @@ static mla_status load_kernels(mla_cuda_state *state)
 {
     const mla_cuda_driver *driver = state->driver;
     for (int i = 0; i < MLA_CUDA_NUM_CUBINS; i++) {
-        if (cubin_bytes[i] == NULL) {
-            continue;
-        }
         mla_status status = mla_cuda_check(
             driver, driver->module_load(&state->modules[i], cubin_bytes[i]), "cuModuleLoadData");
         if (status != MLA_OK) {
@@ -101,9 +97,6 @@ static mla_status load_kernels(mla_cuda_state *state)
     }
     for (int i = 0; i < MLA_CUDA_NUM_KERNELS; i++) {
         const struct kernel_entry *entry = &kernel_entries[i];
-        if (state->modules[entry->cubin] == NULL) {
-            continue;
-        }
         CUresult result = driver->module_function(&state->kernels[i], state->modules[entry->cubin],
                                                   entry->name);
         if (result == CUDA_SUCCESS) {
@@ -190,11 +183,6 @@ void mla_cuda_ctx_close(mla_ctx *ctx)
     }
     state->driver->primary_ctx_release(state->device);
     free(state);
-}
-
-bool mla_cuda_has_kernel(const mla_ctx *ctx, mla_cuda_kernel kernel)
-{
-    return ((const mla_cuda_state *)ctx->state)->kernels[kernel] != NULL;
 }
 
 static CUresult launch_one(const mla_cuda_state *state, const mla_cuda_launch *launch,

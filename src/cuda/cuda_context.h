@@ -7,7 +7,8 @@
 
 /*
  * The one list of kernels: constant, cubin, name, dynamic shared memory. It feeds the host's table
- * of functions; tests and the register budget read it too.
+ * of functions; tests and the register budget read it too. Sparse kernels keep more behind the
+ * dense plan of shared memory, of device types only, so they get all there is.
  */
 #define MLA_CUDA_KERNELS(X)                                                                        \
     X(PLAN_CUT, plan_cut, "mla_sm90_plan_cut", 0)                                                  \
@@ -62,9 +63,6 @@ typedef struct mla_cuda_state {
 mla_status mla_cuda_device_count(int32_t *count);
 mla_status mla_cuda_ctx_open(const mla_ctx_params *params, mla_ctx *ctx);
 void mla_cuda_ctx_close(mla_ctx *ctx);
-
-/* Whether the build has the kernel's cubin. */
-bool mla_cuda_has_kernel(const mla_ctx *ctx, mla_cuda_kernel kernel);
 
 /* One launch on `stream`. Nothing is allocated and nothing is waited for. */
 typedef struct mla_cuda_launch {

@@ -22,7 +22,7 @@ static mla_cuda_kernel sparse_kernel(const mla_shape *shape)
     }
 }
 
-mla_status mla_cuda_sparse_supports(const mla_ctx *ctx, const mla_shape *shape)
+mla_status mla_cuda_sparse_supports(const mla_shape *shape)
 {
     const mla_problem *p = &shape->problem;
     if (p->kv_format != MLA_KV_NATIVE && p->op == MLA_OP_SPARSE_PREFILL) {
@@ -40,10 +40,6 @@ mla_status mla_cuda_sparse_supports(const mla_ctx *ctx, const mla_shape *shape)
         return mla_fail(MLA_ERR_UNSUPPORTED,
                         "problem.topk + extra_topk = %lld + %lld: CUDA counts them in 32 bits",
                         (long long)p->topk, (long long)p->extra_topk);
-    }
-    if (!mla_cuda_has_kernel(ctx, sparse_kernel(shape))) {
-        return mla_fail(MLA_ERR_UNSUPPORTED, "problem.op = %d: this build has no such CUDA kernel",
-                        (int)p->op);
     }
     return mla_cuda_check_counts(shape);
 }

@@ -4,7 +4,7 @@
 
 #include "backend.h"
 
-mla_status mla_cuda_sparse_supports(const mla_ctx *ctx, const mla_shape *shape);
+mla_status mla_cuda_sparse_supports(const mla_shape *shape);
 mla_status mla_cuda_sparse_run(const mla_ctx *ctx, const mla_shape *shape,
                                const mla_tensors *tensors, const void *plan_buffer, void *workspace,
                                void *stream);

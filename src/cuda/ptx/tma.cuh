@@ -65,6 +65,12 @@ __device__ __forceinline__ uint4 load_16(const void *global)
     return x;
 }
 
+/* One thread: L2 fetches `bytes` bytes; both are multiples of 16. */
+__device__ __forceinline__ void prefetch_l2(const void *global, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 /* Each writing thread: orders its shared-memory stores before later accesses of tensor cores and
  * copy engine that a barrier makes follow. */
 __device__ __forceinline__ void fence_proxy_async()

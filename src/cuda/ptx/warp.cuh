@@ -53,6 +53,14 @@ __device__ __forceinline__ int32_t load_now(const int32_t *from)
     return a;
 }
 
+/* threadIdx.x, read where it is needed instead of held in a register. */
+__device__ __forceinline__ int32_t thread_index()
+{
+    uint32_t index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return (int32_t)index;
+}
+
 /* 2^x, 2 ulp; 2^-inf = 0, subnormal results flush to 0. */
 __device__ __forceinline__ float exp2_approx(float x)
 {

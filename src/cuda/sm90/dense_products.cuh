@@ -6,11 +6,6 @@
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
-/* Phases of the K and Q barriers that a consumer has used up. */
-struct phases {
-    uint32_t k[2], q;
-};
-
 __device__ __forceinline__ uint64_t k_major(const void *tile)
 {
     return wgmma_descriptor(smem_addr(tile), 16, 1024);
@@ -23,7 +18,7 @@ __device__ __forceinline__ uint64_t v_major(const void *tile)
 
 /* S (+)= Q K^T over one tile of 64 columns, as soon as that tile has landed. With `order`, its
  * writers left it to the readers to order their stores before the tensor cores' reads. */
-template <bool f16, int tile, bool order = false>
+template <bool f16, int tile, bool order = false, bool q8_stored = false>
 __device__ __forceinline__ void qk_tile(float (&s)[32], const uint32_t (&q8)[16], int buffer,
                                         uint32_t parity, bool first)
 {
@@ -39,6 +34,8 @@ __device__ __forceinline__ void qk_tile(float (&s)[32], const uint32_t (&q8)[16]
         /* The next 16 columns lie 32 bytes on, 2 in units of the descriptor. */
         if constexpr (tile < MLA_SM90_Q_TILES) {
             wgmma_qk_ss<f16>(s, k_major(sm.q[tile]) + 2 * i, k + 2 * i, !(first && i == 0));
+        } else if constexpr (q8_stored) {
+            wgmma_qk_ss<f16>(s, k_major(sm.p[RIGHT]) + 2 * i, k + 2 * i, 1);
         } else {
             wgmma_qk_rs<f16>(s, q8 + 4 * i, k + 2 * i, 1);
         }

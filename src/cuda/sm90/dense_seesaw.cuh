@@ -21,12 +21,25 @@ struct paged_keys {
     static constexpr uint32_t unordered = 0;
     static constexpr bool gathered = false;
     static constexpr bool maxima = false; /* whether the rows' largest products are wanted */
+    /* Whether both numerators take turns in the left one's tile, and Q's ninth tile lies in the
+     * right one's instead of 16 registers. */
+    static constexpr bool shares_p = false;
     /* That complete a phase of a tile's barrier. */
     static __device__ constexpr uint32_t arrivals(int32_t)
     {
         return 1;
     }
 };
+
+/* Phases of the barriers of a consumer's K buffer and of Q, a bit each: registers are short. */
+enum { PHASE_K = 1, PHASE_Q = 2 };
+
+__device__ __forceinline__ uint32_t take_phase(uint32_t &phases, uint32_t which)
+{
+    const uint32_t parity = (phases & which) != 0;
+    phases ^= which;
+    return parity;
+}
 
 template <bool f16, class Keys, int tile>
 __device__ __forceinline__ void next_tile(const mla_sm90_dense_args &args, float (&s)[32],
@@ -38,7 +51,8 @@ __device__ __forceinline__ void next_tile(const mla_sm90_dense_args &args, float
             return;
         }
     }
-    qk_tile<f16, tile, (Keys::unordered >> tile & 1) != 0>(s, q8, buffer, parity, first);
+    qk_tile<f16, tile, (Keys::unordered >> tile & 1) != 0, Keys::shares_p>(s, q8, buffer, parity,
+                                                                           first);
 }
 
 /* Hides what the rows do not see of a block, after its tiles have landed. V's rows that may hold
@@ -72,9 +86,9 @@ __device__ __forceinline__ void drop_values(const mla_piece &piece, int32_t bloc
 
 /* The left warpgroup's part of one piece of at least one block. */
 template <bool f16, class Keys>
-__device__ __forceinline__ void
-attend_left(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece,
-            int32_t all_see, phases &at, const uint32_t (&q8)[16], float (&o)[128], row_state &rows)
+__device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, const cta_place &place,
+                                            const mla_piece &piece, int32_t all_see, uint32_t &at,
+                                            uint32_t (&q8)[16], float (&o)[128], row_state &rows)
 {
     mla_sm90_dense_smem &sm = shared();
     const int32_t row = tile_lane_row(place);
@@ -83,11 +97,14 @@ attend_left(const mla_sm90_dense_args &args, const cta_place &place, const mla_p
     float s[32];
     uint32_t p[16];
 
-    wait_for(sm.q_full, at.q++ & 1);
+    if constexpr (Keys::gathered && Keys::rope != ROPE_NEVER && !Keys::shares_p) {
+        load_q8(args, place, piece.req, row, q8);
+    }
+    wait_for(sm.q_full, take_phase(at, PHASE_Q));
     int32_t block = piece.begin, accumulate = 0;
     for (;;) {
         /* S0. Its first tiles land first: the left half is released before the right one. */
-        const uint32_t parity = at.k[0]++ & 1;
+        const uint32_t parity = take_phase(at, PHASE_K);
         wgmma_fence();
         next_tile<f16, Keys, 0>(args, s, q8, 0, parity, true);
         next_tile<f16, Keys, 1>(args, s, q8, 0, parity, false);
@@ -105,7 +122,7 @@ attend_left(const mla_sm90_dense_args &args, const cta_place &place, const mla_p
             follow_references(o, rows, RIGHT);
             drop_values<f16, Keys, LEFT>(piece, block - 1, all_see);
             wgmma_fence();
-            pv_ss<f16>(o, sm.p[1], v1, 1);
+            pv_ss<f16>(o, sm.p[Keys::shares_p ? LEFT : RIGHT], v1, 1);
             wgmma_commit();
             wgmma_wait<1>();
         } else {
@@ -136,7 +153,7 @@ attend_left(const mla_sm90_dense_args &args, const cta_place &place, const mla_p
         pv_rs<f16>(o, p, v0, 2, 1);
         pv_rs<f16>(o, p, v0, 3, 1);
         wgmma_commit();
-        store_p(p, LEFT, rows.raised);
+        store_p<Keys::shares_p>(p, LEFT, rows.raised);
         bar_arrive<BAR_P0_READY, CONSUMERS>();
         if constexpr (Keys::maxima) {
             note_tops<1>(scale, s, rows);
@@ -158,7 +175,7 @@ attend_left(const mla_sm90_dense_args &args, const cta_place &place, const mla_p
     follow_references(o, rows, RIGHT);
     drop_values<f16, Keys, LEFT>(piece, block - 1, all_see);
     wgmma_fence();
-    pv_ss<f16>(o, sm.p[1], v1, 1);
+    pv_ss<f16>(o, sm.p[Keys::shares_p ? LEFT : RIGHT], v1, 1);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_pin(o);
@@ -167,10 +184,9 @@ attend_left(const mla_sm90_dense_args &args, const cta_place &place, const mla_p
 
 /* The right warpgroup's part of one piece of at least one block. */
 template <bool f16, class Keys>
-__device__ __forceinline__ void attend_right(const mla_sm90_dense_args &args,
-                                             const cta_place &place, const mla_piece &piece,
-                                             int32_t all_see, phases &at, const uint32_t (&q8)[16],
-                                             float (&o)[128], row_state &rows)
+__device__ __forceinline__ void
+attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece,
+             int32_t all_see, uint32_t &at, uint32_t (&q8)[16], float (&o)[128], row_state &rows)
 {
     mla_sm90_dense_smem &sm = shared();
     const int32_t row = tile_lane_row(place);
@@ -179,7 +195,10 @@ __device__ __forceinline__ void attend_right(const mla_sm90_dense_args &args,
     float s[32];
     uint32_t p[16];
 
-    const uint32_t q_parity = at.q++ & 1;
+    if constexpr (Keys::gathered && Keys::rope != ROPE_NEVER && !Keys::shares_p) {
+        load_q8(args, place, piece.req, row, q8);
+    }
+    const uint32_t q_parity = take_phase(at, PHASE_Q);
     if (piece.begin + 1 == piece.end) {
         release(sm.q_empty); /* no odd block: this side never reads Q from shared memory */
     }
@@ -196,7 +215,7 @@ __device__ __forceinline__ void attend_right(const mla_sm90_dense_args &args,
             break;
         }
         /* S1. Its right half was released first, by this warpgroup, so it is there first. */
-        const uint32_t parity = at.k[1]++ & 1;
+        const uint32_t parity = take_phase(at, PHASE_K);
         wait_for(sm.q_full, q_parity);
         next_tile<f16, Keys, 4>(args, s, q8, 1, parity, true);
         wgmma_commit();
@@ -224,7 +243,7 @@ __device__ __forceinline__ void attend_right(const mla_sm90_dense_args &args,
         rows.raised = 0;
         softmax_half<f16, 0>(s, o, p, scale, rows, RIGHT);
         softmax_half<f16, 1>(s, o, p, scale, rows, RIGHT);
-        store_p(p, RIGHT, rows.raised);
+        store_p<Keys::shares_p>(p, RIGHT, rows.raised);
         bar_arrive<BAR_P1_READY, CONSUMERS>();
         wgmma_fence();
         pv_rs<f16>(o, p, v1, 0, 1);
@@ -248,23 +267,6 @@ __device__ __forceinline__ void attend_right(const mla_sm90_dense_args &args,
     release(sm.k_empty[0][1]);
 }
 
-/* The next piece that has keys; those without are stored. False at the end of the part. */
-template <class Keys, int side, class Args>
-__device__ __forceinline__ bool next_keys(const Args &any, const cta_place &place,
-                                          mla_part_walk &walk, mla_piece &piece)
-{
-    while (walk_next(any, walk, piece)) {
-        if (piece.begin < piece.end) {
-            return true;
-        }
-        store_empty_piece<side>(rows_of(any), place, piece);
-        if constexpr (Keys::maxima) {
-            store_no_tops(any, place, piece, side);
-        }
-    }
-    return false;
-}
-
 /* One consumer warpgroup's way through its part. `Args` is that of the dense or the sparse kernel. */
 template <bool f16, class Keys, int side, class Args>
 __device__ __forceinline__ void consume(const Args &any, const cta_place &place)
@@ -278,13 +280,18 @@ __device__ __forceinline__ void consume(const Args &any, const cta_place &place)
     }
     mla_part_walk walk = walk_begin(any, place.part, place.first_row);
     const int32_t first_token = row_token(args, place.first_row);
-    phases at = {{0, 0}, 0};
-    mla_piece next;
-    bool more = next_keys<Keys, side>(any, place, walk, next);
-    while (more) {
-        const mla_piece piece = next;
-        if constexpr (Keys::rope != ROPE_NEVER) {
-            if (Keys::gathered || piece.req != q8_req) {
+    uint32_t at = 0;
+    mla_piece piece;
+    while (walk_next(any, walk, piece)) {
+        if (piece.begin >= piece.end) {
+            store_empty_piece<side>(args, place, piece);
+            if constexpr (Keys::maxima) {
+                store_no_tops(any, place, piece, side);
+            }
+            continue;
+        }
+        if constexpr (!Keys::gathered) {
+            if (piece.req != q8_req) {
                 load_q8(args, place, piece.req, tile_lane_row(place), q8);
                 q8_req = piece.req;
             }
@@ -305,7 +312,6 @@ __device__ __forceinline__ void consume(const Args &any, const cta_place &place)
         if constexpr (Keys::maxima) {
             store_tops(any, place, piece, rows, side);
         }
-        more = next_keys<Keys, side>(any, place, walk, next);
     }
 }
 

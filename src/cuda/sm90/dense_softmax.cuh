@@ -214,13 +214,22 @@ __device__ __forceinline__ void follow_references(float (&o)[128], row_state &ro
 
 /*
  * Leaves P in shared memory for the other warpgroup's products: 16-byte chunk c of row r lies at
- * chunk c XOR r % 8. The caller's named barrier, after the fence, publishes it.
+ * chunk c XOR r % 8. The caller's named barrier, after the fence, publishes it. Where both sides
+ * share a tile, this one must be done with the other's P, all of its warps.
  */
+template <bool shares_p>
 __device__ __forceinline__ void store_p(const uint32_t (&p)[16], int32_t side, int32_t raised)
 {
     mla_sm90_dense_smem &sm = shared();
     const int32_t lane = (int32_t)threadIdx.x % 32, warp = (int32_t)threadIdx.x % 128 / 32;
-    const uint32_t row = smem_addr(sm.p[side]) + (warp * 16 + lane % 16) * 128;
+    if (shares_p) {
+        if (side == LEFT) {
+            bar_sync<BAR_LEFT, WARPGROUP>();
+        } else {
+            bar_sync<BAR_RIGHT, WARPGROUP>();
+        }
+    }
+    const uint32_t row = smem_addr(sm.p[shares_p ? LEFT : side]) + (warp * 16 + lane % 16) * 128;
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
         const int32_t chunk = (2 * i + lane / 16) ^ (lane % 8);

@@ -34,7 +34,8 @@ __device__ __forceinline__ int32_t token_limit(const mla_sm90_dense_args &args, 
     return max(0, tokens - args.s_q + 1 + min(token, args.s_q - 1));
 }
 
-/* What walking needs, of either kind of arguments; sparse_lists.cuh has the other. */
+/* What walking needs, of either kind of arguments; sparse_lists.cuh has the other: the common part,
+ * a request's keys, and those of them that a token sees. */
 __device__ __forceinline__ const mla_sm90_dense_args &rows_of(const mla_sm90_dense_args &args)
 {
     return args;
@@ -58,6 +59,18 @@ __device__ __forceinline__ int32_t first_req(const mla_sm90_dense_args &args,
     return (int32_t)min(max(part.begin_req, (int64_t)0), (int64_t)args.batch);
 }
 
+__device__ __forceinline__ int32_t seen_tokens(const mla_sm90_dense_args &args, int32_t tokens,
+                                               int32_t token)
+{
+    return token_limit(args, tokens, token);
+}
+
+/* Whether a walk asks for the next request's length while this one is attended to; it costs a
+ * register. */
+template <class Args> struct asks_ahead {
+    static constexpr bool value = true;
+};
+
 /* Stale or foreign bytes in the plan buffer must not lead outside any array, hence the clamps. */
 template <class Args>
 __device__ __forceinline__ mla_part_walk walk_begin(const Args &any, const mla_plan_part &part,
@@ -70,7 +83,7 @@ __device__ __forceinline__ mla_part_walk walk_begin(const Args &any, const mla_p
     walk.begin_block = max(part.begin_block, 0);
     walk.end_block = walk.end_req < args.batch ? part.end_block : 0;
     walk.last_token = row_token(args, first_row + MLA_SM90_TILE_ROWS - 1);
-    walk.next_tokens = load_tokens(any, walk.begin_req);
+    walk.next_tokens = asks_ahead<Args>::value ? load_tokens(any, walk.begin_req) : 0;
     return walk;
 }
 
@@ -81,15 +94,15 @@ __device__ __forceinline__ mla_part_walk walk_begin(const Args &any, const mla_p
 template <class Args>
 __device__ __forceinline__ bool walk_next(const Args &any, mla_part_walk &walk, mla_piece &piece)
 {
-    const mla_sm90_dense_args &args = rows_of(any);
     const bool last = walk.begin_req == walk.end_req;
     if (walk.begin_req > walk.end_req || (last && walk.end_block == 0)) {
         return false;
     }
     piece.req = walk.begin_req;
-    piece.tokens = clamp_tokens(any, walk.next_tokens);
+    piece.tokens = clamp_tokens(any, asks_ahead<Args>::value ? walk.next_tokens
+                                                             : load_tokens(any, piece.req));
     const int32_t blocks = ceil_div(piece.tokens, MLA_BLOCK_TOKENS);
-    const int32_t seen = ceil_div(token_limit(args, piece.tokens, walk.last_token),
+    const int32_t seen = ceil_div(seen_tokens(any, piece.tokens, walk.last_token),
                                   MLA_BLOCK_TOKENS);
     piece.begin = walk.begin_block;
     piece.end = min(seen, last ? walk.end_block : blocks);
@@ -97,7 +110,9 @@ __device__ __forceinline__ bool walk_next(const Args &any, mla_part_walk &walk, 
     piece.partial = walk.begin_block == 0 ? 1 : 0;
     walk.begin_req++;
     walk.begin_block = 0;
-    walk.next_tokens = load_tokens(any, walk.begin_req);
+    if (asks_ahead<Args>::value) {
+        walk.next_tokens = load_tokens(any, walk.begin_req);
+    }
     return true;
 }
 

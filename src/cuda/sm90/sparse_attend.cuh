@@ -78,13 +78,21 @@ __device__ __forceinline__ void store_no_tops(const mla_sm90_sparse_args &args, 
  * The kernel's frame
  * ---------------------------------------------------------------------------------------------- */
 
-/* Producer warps: Q of the request that begins with the cursor's block, by the last of them. */
+/* Producer warps: Q of the request that note_start() left, by the last of them. */
+template <bool shares_p>
 __device__ __forceinline__ void fetch_q(const mla_sm90_sparse_args &args, const cta_place &place)
 {
-    const block_cursor &at = my_cursor();
-    if (at.block == at.piece.begin && (int32_t)threadIdx.x / 32 % 4 == 3) {
-        wait_for(shared().q_empty, at.pieces & 1);
-        copy_q(args.rows, place, at.piece.req, (int32_t)threadIdx.x % 32);
+    block_cursor &at = my_cursor();
+    const int32_t lane = (int32_t)threadIdx.x % 32, req = at.opens;
+    if (req >= 0 && (int32_t)threadIdx.x / 32 % 4 == 3) {
+        const uint32_t pieces = at.pieces + 1;
+        wait_for(shared().q_empty, pieces & 1);
+        copy_q<shares_p>(args.rows, place, req, lane);
+        __syncwarp();
+        if (lane == 0) {
+            at.pieces = pieces;
+        }
+        __syncwarp();
     }
 }
 

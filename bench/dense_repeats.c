@@ -10,7 +10,7 @@
 enum { LAUNCHES = 50 };
 
 static const test_case repeated[] = {
-    {"split over columns", 1, 1, 128, 1, 1024, 64, EQUAL, 1},
+    {"one short request", 1, 1, 128, 1, 1024, 64, EQUAL, 1},
     {"split of 16 heads", 5, 1, 16, 1, 3000, 64, VARIED, 1},
     {"batch of 37", 37, 1, 128, 1, 600, 64, VARIED, 1},
     {"causal fp16", 9, 4, 16, 1, 3000, 64, VARIED, 1, .causal = true, .f16 = true},

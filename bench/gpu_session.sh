@@ -64,7 +64,7 @@ if [[ $what != bench ]]; then
     run 30 "$drivers/gpu_rows"
     for tool in memcheck synccheck racecheck; do
         sanitize $tool gpu_dense "tail"
-        sanitize $tool gpu_dense "columns 1000"
+        sanitize $tool gpu_dense "few 1000"
         sanitize $tool gpu_sparse "sparse/holes"
         sanitize $tool gpu_sparse "parts-sink num_parts=5 "
         sanitize $tool gpu_sparse "prefill/topk-length"

@@ -101,7 +101,6 @@ void mla_plan_cut(const mla_shape *shape, const mla_lengths *lengths, const mla_
         .magic = MLA_PLAN_MAGIC,
         .num_parts = choice.num_parts,
         .max_parts = rule->max_parts,
-        .column_parts = choice.column_parts,
         .num_reqs = rule->num_reqs,
         .total_blocks = totals.blocks,
         .num_split_reqs = count_parts(shape, lengths, parts, choice.num_parts)};

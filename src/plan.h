@@ -31,10 +31,9 @@ typedef struct mla_cost_model {
 typedef struct mla_cut_rule {
     int64_t num_reqs;
     int32_t max_parts;
-    bool whole_requests;  /* cut between requests only */
-    bool exact_parts;     /* the caller fixed the number of parts: min_part_blocks does not apply */
-    int32_t column_parts; /* GPU: CTAs that may share the columns of a piece, or 1; CPU: 0 */
-    int32_t column_blocks; /* they do where that leaves no more than so many blocks a part */
+    bool whole_requests; /* cut between requests only */
+    bool exact_parts;    /* the caller fixed the number of parts: min_part_blocks does not apply */
+    bool even_parts;     /* fewer parts are used where that spares ragged ends */
     mla_cost_model cost;
 } mla_cut_rule;
 
@@ -42,9 +41,9 @@ typedef struct mla_cut_rule {
  * bytes. */
 typedef struct mla_plan_header {
     uint32_t magic;
-    int32_t num_parts;    /* parts in use; the other records are idle */
-    int32_t max_parts;    /* records in the buffer */
-    int32_t column_parts; /* CTAs that share the value columns of one piece; 1 on the CPU */
+    int32_t num_parts; /* parts in use; the other records are idle */
+    int32_t max_parts; /* records in the buffer */
+    int32_t zero;
     int64_t num_reqs;
     int64_t total_blocks;
     int64_t num_split_reqs; /* requests that lie in several parts */

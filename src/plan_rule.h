@@ -19,10 +19,9 @@ typedef struct mla_cut_totals {
     int64_t min_blocks, max_blocks; /* of a request */
 } mla_cut_totals;
 
-/* Parts in use and their column parts, and where the cuts lie; see mla_cut_place(). */
+/* Parts in use, and where the cuts lie; see mla_cut_place(). */
 typedef struct mla_cut_choice {
     int32_t num_parts;
-    int32_t column_parts;
     bool even; /* all requests are equally long and divide evenly: mla_cut_evenly() says where */
     int64_t payload, rest;
 } mla_cut_choice;
@@ -107,23 +106,15 @@ MLA_HOST_DEVICE static inline int64_t mla_cut_even_parts(const mla_cut_rule *rul
 MLA_HOST_DEVICE static inline mla_cut_choice mla_cut_choose(const mla_cut_rule *rule,
                                                             const mla_cut_totals *totals)
 {
-    mla_cut_choice choice = {rule->max_parts, 1, false, 0, 0};
+    mla_cut_choice choice = {rule->max_parts, false, 0, 0};
     if (!rule->exact_parts) {
-        int64_t max_parts = rule->max_parts;
-        if (rule->column_parts > 1) {
-            int64_t fewer = max_parts / rule->column_parts;
-            if (rule->num_reqs <= fewer && totals->blocks <= fewer * rule->column_blocks) {
-                max_parts = fewer;
-                choice.column_parts = rule->column_parts;
-            }
-        }
-        int64_t parts = mla_cut_wanted_parts(rule, totals->blocks, max_parts);
-        if (rule->column_parts > 0) {
+        int64_t parts = mla_cut_wanted_parts(rule, totals->blocks, rule->max_parts);
+        if (rule->even_parts) {
             parts = mla_cut_even_parts(rule, parts, totals);
         }
         choice.num_parts = (int32_t)(parts > 1 ? parts : 1);
     }
-    choice.even = rule->column_parts > 0 && totals->min_blocks == totals->max_blocks &&
+    choice.even = rule->even_parts && totals->min_blocks == totals->max_blocks &&
                   (rule->num_reqs % choice.num_parts == 0 ||
                    (!rule->whole_requests && choice.num_parts % rule->num_reqs == 0));
     int64_t cost = rule->num_reqs * rule->cost.request_cost +

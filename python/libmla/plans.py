@@ -21,7 +21,7 @@ class _Header(ctypes.Structure):
     """The first fields of a plan buffer; mla_plan_get_part() is the public way to the rest."""
 
     _fields_ = [("magic", ctypes.c_uint32), ("num_parts", ctypes.c_int32),
-                ("max_parts", ctypes.c_int32), ("column_parts", ctypes.c_int32),
+                ("max_parts", ctypes.c_int32), ("zero", ctypes.c_int32),
                 ("num_reqs", ctypes.c_int64)]
 
 

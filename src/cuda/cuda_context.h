@@ -14,8 +14,6 @@
     X(PLAN_CUT, plan_cut, "mla_sm90_plan_cut", 0)                                                  \
     X(DENSE_BF16, dense_decode, "mla_sm90_dense_bf16", sizeof(mla_sm90_dense_smem))                \
     X(DENSE_F16, dense_decode, "mla_sm90_dense_f16", sizeof(mla_sm90_dense_smem))                  \
-    X(DENSE_BF16_SMALL, dense_decode, "mla_sm90_dense_bf16_small", sizeof(mla_sm90_dense_smem))    \
-    X(DENSE_F16_SMALL, dense_decode, "mla_sm90_dense_f16_small", sizeof(mla_sm90_dense_smem))      \
     X(SPARSE_DECODE_FP8_656, sparse_decode, "mla_sm90_sparse_decode_fp8_656", MLA_SM90_SMEM_LIMIT) \
     X(SPARSE_DECODE_FP8_584, sparse_decode, "mla_sm90_sparse_decode_fp8_584", MLA_SM90_SMEM_LIMIT) \
     X(SPARSE_DECODE_BF16, sparse_decode, "mla_sm90_sparse_decode_bf16", MLA_SM90_SMEM_LIMIT)       \

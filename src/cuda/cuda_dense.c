@@ -29,9 +29,6 @@ mla_status mla_cuda_dense_supports(const mla_shape *shape)
 static mla_cuda_kernel dense_kernel(const mla_ctx *ctx, const mla_shape *shape)
 {
     const bool bf16 = shape->problem.dtype == MLA_DTYPE_BF16;
-    if (mla_cuda_cut_rule(ctx, shape).column_parts > 1) {
-        return bf16 ? MLA_CUDA_DENSE_BF16_SMALL : MLA_CUDA_DENSE_F16_SMALL;
-    }
     return bf16 ? MLA_CUDA_DENSE_BF16 : MLA_CUDA_DENSE_F16;
 }
 

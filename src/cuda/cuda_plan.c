@@ -7,16 +7,17 @@
 
 /*
  * In blocks of 64 keys. Starting and finishing a piece takes about 9,000 clocks, a block 2,800.
- * While that fills the chip, parts of two blocks are fine, and of one up to 16 parts: a larger
- * minimum, 4, changed nothing at 128 heads and lost 2 us of 14 and 1 of 23 at 16. (H200, November
- * 2026, dense decode.) Sparse decode starts from the same numbers.
+ * While that fills the chip, parts of a single block are fine up to 64 of them: one request of
+ * 4,096 tokens and 16 heads takes 14.3 us on 32 parts, 13.7 on 48, 12.9 on 64. Beyond, parts of
+ * two blocks cost more than they save: four such requests take 20.5 us on 128 parts, 19.8 on 64.
+ * (H200, December 2026, dense decode.)
  */
 static const mla_cost_model cost_models[] = {
     [MLA_OP_DENSE_DECODE] = {.request_cost = 3,
                              .block_cost = 1,
                              .min_piece_blocks = 2,
-                             .min_part_blocks = 2,
-                             .few_parts = 16},
+                             .min_part_blocks = 3,
+                             .few_parts = 64},
     [MLA_OP_SPARSE_DECODE] = {.request_cost = 3,
                               .block_cost = 1,
                               .min_piece_blocks = 2,
@@ -30,14 +31,8 @@ static const mla_cost_model cost_models[] = {
 };
 
 /*
- * Blocks a part up to which four CTAs share the columns of a piece. With 16, four requests of 4,096
- * tokens took 32 us instead of 26 at 128 heads, sixteen of 2,048 took 32 instead of 28 at 16.
- */
-enum { COLUMN_BLOCKS = 4 };
-
-/*
  * Query tokens of a prefill are many and short, so they are not cut. Nor are fewer parts used so
- * that each has as many tokens (column_parts 0): where nothing is cut there is no ragged end to
+ * that each has as many tokens (even_parts): where nothing is cut there is no ragged end to
  * spare, and every processor left idle costs.
  */
 mla_cut_rule mla_cuda_cut_rule(const mla_ctx *ctx, const mla_shape *shape)
@@ -49,18 +44,12 @@ mla_cut_rule mla_cuda_cut_rule(const mla_ctx *ctx, const mla_shape *shape)
     mla_cut_rule rule = {.num_reqs = shape->num_reqs,
                          .whole_requests = prefill || p->batch_invariant,
                          .exact_parts = p->num_parts > 0,
-                         .column_parts = prefill ? 0 : 1,
-                         .column_blocks = COLUMN_BLOCKS,
+                         .even_parts = !prefill,
                          .cost = cost_models[p->op]};
     if (rule.exact_parts) {
         parts = p->num_parts;
     }
     rule.max_parts = parts > 1 ? (int32_t)parts : 1;
-    /* Whether columns are shared depends on the whole batch, so not where it may not matter. */
-    if (p->op == MLA_OP_DENSE_DECODE && !rule.exact_parts && !rule.whole_requests &&
-        rule.num_reqs * MLA_SM90_COLUMN_PARTS <= rule.max_parts) {
-        rule.column_parts = MLA_SM90_COLUMN_PARTS;
-    }
     return rule;
 }
 

@@ -185,11 +185,9 @@ mla_status mla_cuda_fill_rows(const mla_ctx *ctx, const mla_shape *shape,
     rows->group_pad = layout.group_pad;
     rows->group_pad_inverse = inverse(rows->group_pad);
     rows->q_dim_rows = layout.rows_a_token;
-    rows->q_dim_rows_inverse = inverse(rows->q_dim_rows);
     rows->row_tiles = (int32_t)layout.row_tiles;
     rows->row_tiles_inverse = inverse(rows->row_tiles);
     rows->h_kv_inverse = inverse(rows->h_kv);
-    rows->req_tokens_inverse = inverse(rows->req_tokens);
     rows->max_parts = rule.max_parts;
     rows->d_qk = (int32_t)p->d_qk;
     rows->page_size = (int32_t)p->page_size;

@@ -34,18 +34,7 @@ __device__ __forceinline__ void hide_values(int32_t &a, int32_t &b, int32_t &c, 
     asm volatile("" : "+r"(a), "+r"(b), "+r"(c), "+r"(d));
 }
 
-/* A thread: two neighbouring values from global memory, aligned to their common size. The load is
- * issued where it stands; what follows need not wait. */
-__device__ __forceinline__ void load_now(const void *from, int64_t &a, int64_t &b)
-{
-    asm volatile("ld.global.v2.b64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(from));
-}
-
-__device__ __forceinline__ void load_now(const void *from, int32_t &a, int32_t &b)
-{
-    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "l"(from));
-}
-
+/* A thread: a load from global memory, issued where it stands; what follows need not wait. */
 __device__ __forceinline__ int32_t load_now(const int32_t *from)
 {
     int32_t a;

@@ -17,7 +17,6 @@ enum {
     MLA_SM90_Q_TILES = 8,       /* Q's ninth tile lives in registers */
     MLA_SM90_D_V = 512,
     MLA_SM90_THREADS = 384,
-    MLA_SM90_COLUMN_PARTS = 4, /* CTAs that share the columns of a piece in small batches */
     MLA_SM90_COMBINE_THREADS = 512,
     MLA_SM90_COMBINE_UNITS = 128, /* most warps' jobs into which a tile is divided for merging */
     MLA_SM90_COMBINE_MANY = 96,   /* 16-row groups with splits: their jobs occupy the chip */
@@ -97,8 +96,7 @@ typedef struct mla_sm90_dense_args {
     int32_t causal;
     int32_t req_tokens; /* requests of the plan in one entry of the batch: s_q when sparse, where
                          * the kernels' own s_q is 1, else 1 */
-    uint64_t group_pad_inverse, row_tiles_inverse, h_kv_inverse, q_dim_rows_inverse;
-    uint64_t page_blocks_inverse, req_tokens_inverse;
+    uint64_t group_pad_inverse, row_tiles_inverse, h_kv_inverse, page_blocks_inverse;
 } mla_sm90_dense_args;
 
 #endif

@@ -18,14 +18,12 @@ enum {
     BAR_P0_READY = 1,   /* left -> right: P0, factors and reference of the left are in place */
     BAR_QK1_ISSUED = 2, /* right -> left: S1's products are queued, and P0 was read */
     BAR_P1_READY = 3,   /* right -> left: P1, factors and reference of the right are in place */
-    BAR_ROW_SUMS = 4,   /* both: row sums, or halves of O that change sides, are in place */
+    BAR_ROW_SUMS = 4,   /* both: row sums are in place */
     BAR_LEFT = 5,       /* within the left warpgroup: V's unused rows are zero */
     BAR_RIGHT = 6,
     BAR_INIT = 7, /* thread 0 -> all: the mbarriers are initialised */
 };
 
-/* Columns of O that a CTA keeps where four of them share a piece. */
-enum { CTA_COLUMNS = MLA_SM90_D_V / MLA_SM90_COLUMN_PARTS };
 enum { CONSUMERS = 256, WARPGROUP = 128, CONSUMER_REGS = 232, PRODUCER_REGS = 40 };
 /* setmaxnreg shares out what the launch allocated, 168 registers for each of 384 threads. */
 static_assert(2 * CONSUMER_REGS + PRODUCER_REGS <= 3 * 168, "setmaxnreg would never return");
@@ -46,49 +44,21 @@ __device__ __forceinline__ uint32_t smem_addr(const void *pointer)
 }
 
 /* The CTA's place in the grid: row tiles of a part are neighbours, so that they run in step and
- * L2 merges their reads of the same keys; next come the parts of its columns. */
+ * L2 merges their reads of the same keys. */
 struct cta_place {
     int32_t part_idx, kv_head;
-    int32_t first_row;                 /* of the row tile */
-    int32_t column_part, column_parts; /* 0 and 1 in the seesaw */
+    int32_t first_row; /* of the row tile */
     mla_plan_part part;
 };
 
-/* A record of the plan; the loads are issued where this stands. */
-__device__ __forceinline__ mla_plan_part load_part(const mla_plan_part *from)
-{
-    mla_plan_part part;
-    load_now(from, part.begin_req, part.end_req);
-    load_now(&from->begin_block, part.begin_block, part.end_block);
-    part.num_splits = part.num_blocks = 0; /* of no use here */
-    return part;
-}
-
-template <bool may_share_columns>
 __device__ __forceinline__ cta_place find_place(const mla_sm90_dense_args &args)
 {
-    const mla_plan_part *parts = (const mla_plan_part *)(args.plan + 1);
     cta_place place;
     const int32_t unit = divide((int32_t)blockIdx.x, args.row_tiles_inverse);
     place.part_idx = divide(unit, args.h_kv_inverse);
     place.kv_head = unit - place.part_idx * args.h_kv;
     place.first_row = ((int32_t)blockIdx.x - unit * args.row_tiles) * MLA_SM90_TILE_ROWS;
-    place.column_part = 0;
-    place.column_parts = 1;
-    if constexpr (!may_share_columns) {
-        place.part = parts[place.part_idx];
-    } else {
-        /* Both records are read at once, so that neither waits for the header. */
-        const mla_plan_part alone = load_part(&parts[place.part_idx]);
-        const mla_plan_part common = load_part(&parts[place.part_idx / MLA_SM90_COLUMN_PARTS]);
-        place.part = alone;
-        if (args.plan->column_parts == MLA_SM90_COLUMN_PARTS) {
-            place.part = common;
-            place.column_parts = MLA_SM90_COLUMN_PARTS;
-            place.column_part = place.part_idx % MLA_SM90_COLUMN_PARTS;
-            place.part_idx /= MLA_SM90_COLUMN_PARTS;
-        }
-    }
+    place.part = ((const mla_plan_part *)(args.plan + 1))[place.part_idx];
     return place;
 }
 

@@ -12,7 +12,6 @@
  * reference cancels. Limits: the tensor cores at the clock that power allows (128 heads), HBM
  * (64 heads and fewer). The schedule is drawn in docs/kernels/sm90-dense-decode.md.
  */
-#include "dense_columns.cuh"
 #include "dense_producer.cuh"
 #include "dense_seesaw.cuh"
 
@@ -20,23 +19,7 @@
  * Kernels
  * ---------------------------------------------------------------------------------------------- */
 
-template <bool f16, int side, bool may_share_columns>
-__device__ __forceinline__ void consume_any(const mla_sm90_dense_args &args, cta_place place)
-{
-    int32_t thread = 0;
-    forget_origin(place, thread);
-    if (!may_share_columns || place.column_parts == 1) {
-        place.column_part = 0;
-        consume<f16, paged_keys, side>(args, place);
-    } else if constexpr (may_share_columns) {
-        /* For itself: what the variants share would be computed before and held throughout. */
-        forget_origin(place, thread);
-        consume_columns<f16, side>(args, place);
-    }
-}
-
-template <bool f16, bool may_share_columns>
-__device__ __forceinline__ void dense_decode(const mla_sm90_dense_args &args)
+template <bool f16> __device__ __forceinline__ void dense_decode(const mla_sm90_dense_args &args)
 {
     if (threadIdx.x == 0) {
         tensor_map_prefetch(&args.q_map);
@@ -44,16 +27,16 @@ __device__ __forceinline__ void dense_decode(const mla_sm90_dense_args &args)
     }
     set_up_barriers<paged_keys>(); /* each role waits for it where it needs them */
     wait_dependencies();
-    const cta_place place = find_place<may_share_columns>(args);
+    const cta_place place = find_place(args);
     const int32_t role = __shfl_sync(0xffffffffu, (int32_t)threadIdx.x / WARPGROUP, 0);
     if (role == LEFT) {
         setmaxnreg_inc<CONSUMER_REGS>();
         bar_sync<BAR_INIT, MLA_SM90_THREADS>();
-        consume_any<f16, LEFT, may_share_columns>(args, place);
+        consume<f16, paged_keys, LEFT>(args, place);
     } else if (role == RIGHT) {
         setmaxnreg_inc<CONSUMER_REGS>();
         bar_sync<BAR_INIT, MLA_SM90_THREADS>();
-        consume_any<f16, RIGHT, may_share_columns>(args, place);
+        consume<f16, paged_keys, RIGHT>(args, place);
     } else {
         setmaxnreg_dec<PRODUCER_REGS>();
         produce(args, place);
@@ -64,24 +47,11 @@ __device__ __forceinline__ void dense_decode(const mla_sm90_dense_args &args)
 extern "C" __global__ void __launch_bounds__(MLA_SM90_THREADS, 1)
     mla_sm90_dense_bf16(const __grid_constant__ mla_sm90_dense_args args)
 {
-    dense_decode<false, false>(args);
+    dense_decode<false>(args);
 }
 
 extern "C" __global__ void __launch_bounds__(MLA_SM90_THREADS, 1)
     mla_sm90_dense_f16(const __grid_constant__ mla_sm90_dense_args args)
 {
-    dense_decode<true, false>(args);
-}
-
-/* For batches so small that plans may divide the columns among CTAs. */
-extern "C" __global__ void __launch_bounds__(MLA_SM90_THREADS, 1)
-    mla_sm90_dense_bf16_small(const __grid_constant__ mla_sm90_dense_args args)
-{
-    dense_decode<false, true>(args);
-}
-
-extern "C" __global__ void __launch_bounds__(MLA_SM90_THREADS, 1)
-    mla_sm90_dense_f16_small(const __grid_constant__ mla_sm90_dense_args args)
-{
-    dense_decode<true, true>(args);
+    dense_decode<true>(args);
 }

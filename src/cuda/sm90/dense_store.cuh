@@ -174,17 +174,13 @@ __device__ __forceinline__ void store_piece(const mla_sm90_dense_args &args, cta
                                row_factor(args, place, piece, row + 8, rows.ref1, rows.sum1));
 }
 
-/* A piece without keys: zeros, or a partial whose lse alone says that it is not to be read. Where
- * several CTAs share the columns, the first of them does it. */
+/* A piece without keys: zeros, or a partial whose lse alone says that it is not to be read. */
 template <int side>
 __device__ __forceinline__ void store_empty_piece(const mla_sm90_dense_args &args, cta_place place,
                                                   const mla_piece &piece)
 {
     int32_t thread = (int32_t)threadIdx.x % WARPGROUP;
     forget_origin(place, thread);
-    if (place.column_part > 0) {
-        return;
-    }
     if (piece.split) {
         auto *rows = &partial_of(args, place, piece).rows[0][0];
         const int32_t count = MLA_SM90_TILE_ROWS * MLA_SM90_D_V / MLA_SM90_TILE_COLS;

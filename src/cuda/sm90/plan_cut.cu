@@ -241,7 +241,6 @@ extern "C" __global__ void __launch_bounds__(MLA_SM90_PLAN_THREADS, 1)
         header.magic = MLA_PLAN_MAGIC;
         header.num_parts = choice.num_parts;
         header.max_parts = rule.max_parts;
-        header.column_parts = choice.column_parts;
         header.num_reqs = rule.num_reqs;
         header.total_blocks = totals.blocks;
         header.num_split_reqs = num_split_reqs;

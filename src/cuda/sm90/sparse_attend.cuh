@@ -105,7 +105,7 @@ __device__ __forceinline__ void attend_sparse(const mla_sm90_sparse_args &args)
     init_barriers<Keys>();
     /* All of this overlapped the launch before; nothing of it read the caller's memory. */
     wait_dependencies();
-    const cta_place place = find_place<false>(args.rows);
+    const cta_place place = find_place(args.rows);
     const int32_t role = __shfl_sync(0xffffffffu, (int32_t)threadIdx.x / WARPGROUP, 0);
     if (role == LEFT) {
         setmaxnreg_inc<Keys::consumer_regs>();

@@ -26,7 +26,7 @@ mla_status mla_cuda_dense_supports(const mla_shape *shape)
     return mla_cuda_check_counts(shape);
 }
 
-static mla_cuda_kernel dense_kernel(const mla_ctx *ctx, const mla_shape *shape)
+static mla_cuda_kernel dense_kernel(const mla_shape *shape)
 {
     const bool bf16 = shape->problem.dtype == MLA_DTYPE_BF16;
     return bf16 ? MLA_CUDA_DENSE_BF16 : MLA_CUDA_DENSE_F16;
@@ -96,5 +96,5 @@ mla_status mla_cuda_dense_run(const mla_ctx *ctx, const mla_shape *shape,
     if (status != MLA_OK) {
         return status;
     }
-    return mla_cuda_enqueue_rows(ctx, shape, dense_kernel(ctx, shape), &args, &args, stream);
+    return mla_cuda_enqueue_rows(ctx, shape, dense_kernel(shape), &args, &args, stream);
 }

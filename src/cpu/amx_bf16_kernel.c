@@ -11,6 +11,7 @@
 #include "amx_tiles.h"
 #include "bf16_attend.h"
 #include "bf16_vectors.h"
+#include "largest_magnitude.h"
 #include "narrow_row.h"
 
 #include <assert.h>
@@ -310,4 +311,5 @@ const mla_cpu_kernel mla_amx_bf16_kernel = {.isa = MLA_ISA_AMX_BF16,
                                             .serves = mla_bf16_serves,
                                             .scratch_bytes = sizeof(mla_bf16_scratch),
                                             .attend = amx_bf16_attend,
-                                            .narrow = narrow_row};
+                                            .narrow = narrow_row,
+                                            .largest = largest_magnitude};

@@ -1,5 +1,6 @@
 /* One job of the bf16 kernels, block of keys by block of keys. */
 #include "bf16_attend.h"
+#include "exact_scores.h"
 #include "formats.h"
 
 #include <assert.h>
@@ -76,17 +77,51 @@ static void set_visible(const bf16_pass *pass, const mla_bf16_block *block)
     }
 }
 
+/* Scores of the group's rows that have large ones become relative to their row_ref, and those of the
+ * keys that count are computed again. */
+static void refine_scores(const bf16_pass *pass, const mla_bf16_block *block, int32_t group)
+{
+    const mla_cpu_job *job = pass->job;
+    const mla_key_rows *keys = job->keys;
+    mla_bf16_scratch *scratch = pass->scratch;
+    double scale = job->scale * M_LOG2E;
+    for (int32_t lane = 0; lane < MLA_BF16_LANES; lane++) {
+        int32_t row = group * MLA_BF16_LANES + lane;
+        if (!(scratch->large_scores[group] >> lane & 1) || row >= job->rows) {
+            continue;
+        }
+        float q[MLA_D_QK_MAX], k[MLA_D_QK_MAX];
+        for (int64_t d = 0; d < keys->d_qk; d++) {
+            q[d] = mla_bf16_to_f32(job->q_rows[row][d]);
+        }
+        double ref = scratch->row_ref[row];
+        for (int32_t key = 0; key < block->padded_keys; key++) {
+            float *s = &scratch->s[group][key][lane];
+            *s = *s * pass->scale - (float)ref;
+            if (key < scratch->visible[row] && *s > MLA_EXACT_DISTANCE) {
+                mla_key_row source = block->source[key];
+                mla_row_decode(keys->kv_format, keys->dtype, keys->d_qk, source.data, source.scales,
+                               k);
+                *s = (float)(mla_exact_dot(q, k, keys->d_qk) * scale - ref);
+            }
+        }
+    }
+}
+
 /* O += P * V with P rounded to bf16, and a split V too. */
 static void add_values(bf16_pass *pass, const mla_bf16_block *block, bool masked)
 {
     mla_bf16_scratch *scratch = pass->scratch;
     int32_t groups[MLA_BF16_GROUPS];
     for (int32_t group = 0; group < pass->groups; group++) {
-        bool moved = mla_bf16_softmax(scratch, group, block->padded_keys, pass->scale, masked,
-                                      block->split);
+        bool moved = mla_bf16_move_ref(scratch, group, block->padded_keys, pass->scale, masked);
         if (moved && !pass->first) {
             pass->engine->rescale(scratch, group);
         }
+        if (scratch->large_scores[group] != 0) {
+            refine_scores(pass, block, group);
+        }
+        mla_bf16_softmax(scratch, group, block->padded_keys, pass->scale, masked, block->split);
         pass->engine->arrange(scratch, group, block->padded_keys);
         groups[group] = group;
     }

@@ -13,6 +13,7 @@
 #include "bf16_attend.h"
 #include "bf16_vectors.h"
 #include "cpu_features.h"
+#include "largest_magnitude.h"
 #include "narrow_row.h"
 #include "unroll.h"
 
@@ -213,4 +214,5 @@ const mla_cpu_kernel mla_avx512_bf16_kernel = {.isa = MLA_ISA_AVX512_BF16,
                                                .serves = mla_bf16_serves,
                                                .scratch_bytes = sizeof(mla_bf16_scratch),
                                                .attend = avx512_bf16_attend,
-                                               .narrow = narrow_row};
+                                               .narrow = narrow_row,
+                                               .largest = largest_magnitude};

@@ -92,6 +92,9 @@ typedef struct mla_bf16_scratch {
     alignas(64) float rescale[MLA_BF16_LANES];        /* of the group at work */
     alignas(64) int32_t visible[MLA_CPU_TILE_ROWS];   /* keys of the block that a row sees */
     uint16_t few_keys[MLA_BF16_GROUPS]; /* bit r: row r needs the remainders in this block */
+    /* Bit r: row r's scores are large, see exact_scores.h. Its column of `s` then holds scores
+     * relative to row_ref, in base 2. */
+    uint16_t large_scores[MLA_BF16_GROUPS];
     float value_max; /* largest |V| of the block; huge if not all rows see all its keys */
     bool has_nan_columns;
     uint32_t nan_columns[MLA_CPU_TILE_ROWS][MLA_D_V / 32]; /* bit masks, if has_nan_columns */
@@ -176,12 +179,17 @@ static inline void mla_bf16_prefetch_lines(mla_bf16_prefetch *prefetch, int32_t 
 /* ---- avx512_bf16_softmax.c ---- */
 
 /*
- * One block of the online softmax of a group: scratch->s to scratch->p, and the group's row_ref,
- * row_max, row_sum, few_keys and scratch->rescale. `scale` takes S to base 2 and is not negative.
- * Row r sees the first scratch->visible[r] keys; `masked` is false only if all rows see all padded
- * keys; `split` if V is rounded. Returns whether O must be rescaled first.
+ * First half of one block of the online softmax of a group: its row_max, row_ref and large_scores,
+ * and scratch->rescale. `scale` takes S to base 2 and is not negative. Row r sees the first
+ * scratch->visible[r] keys; `masked` is false only if all rows see all padded keys. Returns whether
+ * O must be rescaled.
  */
-bool mla_bf16_softmax(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys, float scale,
+bool mla_bf16_move_ref(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys, float scale,
+                       bool masked);
+
+/* Second half: scratch->s to scratch->p, and the group's row_sum and few_keys. `split` if V is
+ * rounded. */
+void mla_bf16_softmax(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys, float scale,
                       bool masked, bool split);
 
 /*

@@ -87,6 +87,7 @@ bool check_device(check_result *result, bool ok);
 typedef struct check_bench {
     batch input;
     batch_outputs got, want;
+    const mla_ctx *reference;
     job work; /* of a lane, writing `got`; all zero until placed */
 } check_bench;
 

@@ -91,12 +91,14 @@ static void run_lane(const check_run *run, const check_lane *lane, const batch *
     }
     if (sampled) {
         mla_tensors tensors = batch_host_tensors(input, got);
-        if (!sample_rows(&run->reference, input, &tensors, SAMPLED_ROWS, seed, &compared)) {
+        if (!sample_rows(&run->reference, input, &tensors, SAMPLED_ROWS, seed,
+                         engine_rounds_p(&lane->runner), &compared)) {
             check_fail(result, "the reference failed");
             return;
         }
     } else {
-        compare_outputs(input, got, want, &compared);
+        compare_outputs(input, got, want,
+                        engine_rounds_p(&lane->runner) ? run->reference.ctx : NULL, &compared);
     }
     check_take(result, &compared);
 }

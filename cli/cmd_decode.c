@@ -136,7 +136,8 @@ static bool write_outputs(const decode_args *args, const batch *input, const bat
     return true;
 }
 
-static bool verify(const decode_args *args, const batch *input, const batch_outputs *outputs)
+static bool verify(const decode_args *args, const batch *input, const batch_outputs *outputs,
+                   bool rounded_p)
 {
     engine reference;
     tool_options options = {.backend = MLA_BACKEND_CPU,
@@ -147,7 +148,7 @@ static bool verify(const decode_args *args, const batch *input, const batch_outp
     if (!engine_open(&reference, &options)) {
         return false;
     }
-    bool ran = sample_rows(&reference, input, &got, VERIFIED_ROWS, 1, &compared);
+    bool ran = sample_rows(&reference, input, &got, VERIFIED_ROWS, 1, rounded_p, &compared);
     engine_close(&reference);
     if (ran && !compared.passed) {
         tool_error("wrong result, nothing written: %s", compared.worst);
@@ -176,7 +177,7 @@ static int decode(const decode_args *args, decode_input *in)
     if (status != MLA_OK) {
         tool_library_error(args->in, status);
         result = status == MLA_ERR_INVALID_ARGUMENT ? TOOL_BAD_INPUT : TOOL_FAILED;
-    } else if ((args->verify && !verify(args, &in->input, &outputs)) ||
+    } else if ((args->verify && !verify(args, &in->input, &outputs, engine_rounds_p(&runner))) ||
                !write_outputs(args, &in->input, &outputs)) {
         result = TOOL_FAILED;
     } else {

@@ -183,7 +183,7 @@ static bool run_step(demo *show, int step)
     mla_tensors got = batch_host_tensors(&show->input, &show->outputs);
     if (!time_runs(show, &show->work, &show->input, &speed) || !job_fetch(&show->work) ||
         !sample_rows(&show->reference, &show->input, &got, CHECKED_ROWS,
-                     show->seed + (uint64_t)step, &compared)) {
+                     show->seed + (uint64_t)step, engine_rounds_p(&show->runner), &compared)) {
         return false;
     }
     printf("%4d %8lld ", step + 1, (long long)show->input.keys_read);

@@ -22,15 +22,16 @@ typedef struct comparison {
 
 /*
  * Compares `got` with `want`, both of the shape of `input`, and verifies that nothing but the
- * elements was written to `got`.
+ * elements was written to `got`. With `rounded_p`, a CPU context, an element of out may also be off
+ * by what a 16-bit P explains (rounding_bound.h).
  */
 void compare_outputs(const batch *input, const batch_outputs *got, const batch_outputs *want,
-                     comparison *result);
+                     const mla_ctx *rounded_p, comparison *result);
 
 /* Compares the rows of `range` with `want`, whose request, token and head 0 are the range's first.
  */
 void compare_rows(const batch *input, const mla_tensors *got, const mla_tensors *want,
-                  const row_range *range, comparison *result);
+                  const row_range *range, const mla_ctx *rounded_p, comparison *result);
 
 /* Whether two sets of outputs are byte for byte the same; else says where they differ. */
 bool outputs_same_bytes(const batch_outputs *a, const batch_outputs *b, comparison *result);

@@ -38,6 +38,11 @@ void engine_close(engine *runner)
     *runner = (engine){.ctx = NULL};
 }
 
+bool engine_rounds_p(const engine *runner)
+{
+    return runner->info.backend == MLA_BACKEND_CUDA;
+}
+
 void engine_describe(const engine *runner, char *text, size_t size)
 {
     const mla_info *info = &runner->info;

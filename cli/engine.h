@@ -16,6 +16,10 @@ typedef struct engine {
 bool engine_open(engine *runner, const tool_options *options);
 void engine_close(engine *runner);
 
+/* Whether kernels round P to 16 bits and are compared with that in mind: those of the GPU. Those of
+ * the CPU that do, add the remainder where it counts. */
+bool engine_rounds_p(const engine *runner);
+
 /* One line for people: "CPU Intel(R) Xeon(R), 2 threads, avx512_bf16". */
 void engine_describe(const engine *runner, char *text, size_t size);
 

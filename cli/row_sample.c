@@ -76,7 +76,7 @@ static mla_status run_view(const engine *reference, batch *view, const batch_out
 }
 
 bool sample_rows(const engine *reference, const batch *input, const mla_tensors *got,
-                 int64_t num_samples, uint64_t seed, comparison *result)
+                 int64_t num_samples, uint64_t seed, bool rounded_p, comparison *result)
 {
     const mla_problem *problem = &input->problem;
     bool dense = problem->op == MLA_OP_DENSE_DECODE;
@@ -103,7 +103,7 @@ bool sample_rows(const engine *reference, const batch *input, const mla_tensors 
             return false;
         }
         comparison one;
-        compare_rows(input, got, &view.tensors, &range, &one);
+        compare_rows(input, got, &view.tensors, &range, rounded_p ? reference->ctx : NULL, &one);
         if (!one.passed || one.worst_share >= result->worst_share) {
             *result = one;
         }

@@ -23,10 +23,22 @@ _NAMES = ("q", "k_cache", "block_table", "cache_seqlens", "indices", "attn_sink"
 PREFILL_NAMES = ("q", "kv", "indices", "attn_sink", "topk_length")
 
 
-def torch_is_compiling() -> bool:
-    """True while torch.compile traces: ctypes is out of its sight, so a custom op goes there."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
+# None when torch is imported later, or never.
+_torch = sys.modules.get("torch")
+
+
+def torch_is_compiling(q) -> bool:
+    """True while torch.compile traces: ctypes is out of its sight, so a custom op goes there.
+
+    Nothing here looks at sys.modules: while torch traces, that table grows under its feet.
+    """
+    if _torch is not None:
+        return _torch.compiler.is_compiling()
+    if not hasattr(q, "requires_grad"):  # no tensor of torch's
+        return False
+    import torch
+
+    return torch.compiler.is_compiling()
 
 
 def torch_ops():

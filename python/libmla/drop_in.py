@@ -155,10 +155,14 @@ def _asks_one_partition(table) -> bool:
 
 
 def _is_batch_invariant(metadata) -> bool:
+    if type(metadata) is FlashMLASchedMeta:
+        # Asking the schedule's own table for its shape would take longer than all of this.
+        table, plan = metadata.tile_scheduler_metadata, metadata._mla_plan
+        own = table is None or (plan is not None and table is plan.table)
+        return not own and _asks_one_partition(table)
     if _asks_one_partition(_attributes(metadata).get("tile_scheduler_metadata")):
         return True
-    return type(metadata) is not FlashMLASchedMeta and hasattr(metadata, "shape") and (
-        _asks_one_partition(metadata))
+    return hasattr(metadata, "shape") and _asks_one_partition(metadata)
 
 
 def _attributes(metadata) -> dict:
@@ -271,7 +275,7 @@ def flash_mla_with_kvcache(
     Returns out [b, s_q, h_q, 512] and lse [b, h_q, s_q] float32, natural logarithm. A row without
     keys has out 0 and lse +inf.
     """
-    if attention.torch_is_compiling():
+    if attention.torch_is_compiling(q):
         return attention.torch_ops().decode_in_graph(
             q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata,
             softmax_scale, causal, is_fp8_kvcache, indices, attn_sink, extra_k_cache,
@@ -305,7 +309,7 @@ def flash_mla_sparse_fwd(q, kv, indices, sm_scale: float, d_v: int = 512, attn_s
     Returns out [s_q, h_q, 512], max_logits [s_q, h_q] and lse [s_q, h_q], float32, natural
     logarithms. A row without keys has out 0, max_logits -inf and lse +inf.
     """
-    if attention.torch_is_compiling():
+    if attention.torch_is_compiling(q):
         return attention.torch_ops().prefill_in_graph(q, kv, indices, sm_scale, d_v, attn_sink,
                                                       topk_length)
     arrays = (q, kv, indices, attn_sink, topk_length)

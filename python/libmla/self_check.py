@@ -8,7 +8,14 @@ import numpy as np
 
 import libmla
 
-from .numpy_reference import attend, bf16_bits, bf16_values, check_lse, check_out
+from .numpy_reference import (
+    attend,
+    bf16_bits,
+    bf16_values,
+    check_lse,
+    check_out,
+    rounding_bound,
+)
 
 WILD_PAGE = 2147480000  # in block-table entries past a request's end
 NAN_BITS = 0x7FC0
@@ -31,6 +38,10 @@ class _Host:
     def get(array):
         return array
 
+    @staticmethod
+    def bound(*row_args):
+        """The CPU's kernels make up for rounding P."""
+
 
 class _Gpu:
     """The same through torch CUDA tensors."""
@@ -45,6 +56,10 @@ class _Gpu:
         if array.dtype == np.uint16:
             tensor = self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
         return tensor.to(self.device)
+
+    @staticmethod
+    def bound(*row_args):
+        return lambda: rounding_bound(*row_args)
 
     def get(self, tensor):
         tensor = tensor.cpu()
@@ -73,8 +88,10 @@ def _dense(mover, rng, lengths, s_q, h_q, h_kv=1, page_size=64, causal=True, **o
     for i, length in enumerate(lengths):
         keys = bf16_values(cache[table[i, : pages[i]]]).reshape(-1, h_kv, 576)[:length]
         visible = [length - s_q + 1 + t if causal else length for t in range(s_q)]
-        want, want_lse, _ = attend(bf16_values(q[i]), keys, 576**-0.5, visible)
-        worst = max(worst, check_out(bf16_values(out[i]), want, f"out[{i}]"))
+        row_args = bf16_values(q[i]), keys, 576**-0.5, visible
+        want, want_lse, _ = attend(*row_args)
+        worst = max(worst, check_out(bf16_values(out[i]), want, f"out[{i}]",
+                                     mover.bound(*row_args)))
         check_lse(lse[i], want_lse, f"lse[{i}]")
     return worst
 
@@ -97,8 +114,10 @@ def _sparse(mover, rng, row_bytes, topk, h_q, page_size=64):
     for i in range(2):
         for t in range(2):
             chosen = indices[i, t][(indices[i, t] >= 0) & (indices[i, t] < len(values))]
-            want, want_lse, _ = attend(bf16_values(q[i, t : t + 1]), values[chosen], d**-0.5)
-            worst = max(worst, check_out(bf16_values(out[i, t : t + 1]), want))
+            row_args = bf16_values(q[i, t : t + 1]), values[chosen], d**-0.5
+            want, want_lse, _ = attend(*row_args)
+            worst = max(worst, check_out(bf16_values(out[i, t : t + 1]), want,
+                                         bound=mover.bound(*row_args)))
             check_lse(lse[i, :, t : t + 1], want_lse)
     return worst
 
@@ -111,8 +130,10 @@ def _prefill(mover, rng, s_q, h_q, topk):
     worst = 0.0
     for t in range(s_q):
         chosen = indices[t, 0][(indices[t, 0] >= 0) & (indices[t, 0] < 300)]
-        want, want_lse, _ = attend(bf16_values(q[t : t + 1]), bf16_values(kv[chosen]), 0.05)
-        worst = max(worst, check_out(bf16_values(out[t : t + 1]), want))
+        row_args = bf16_values(q[t : t + 1]), bf16_values(kv[chosen]), 0.05
+        want, want_lse, _ = attend(*row_args)
+        worst = max(worst, check_out(bf16_values(out[t : t + 1]), want,
+                                     bound=mover.bound(*row_args)))
         check_lse(lse[t], want_lse[:, 0])
     return worst
 

@@ -322,7 +322,7 @@ static void finish_rows(const mla_cpu_job *job, const f32_scratch *scratch, bool
         float *out = job->out + row * job->out_stride;
         float sum = scratch->row_sum[row];
         job->row_max[row] = (float)(scratch->row_max[row] * 0.6931471805599453);
-        job->lse[row] = (float)(scratch->row_max[row] * 0.6931471805599453 + log(sum));
+        job->lse[row] = scratch->row_max[row] * 0.6931471805599453 + log(sum);
         if (no_keys || sum == 0.0f) {
             job->lse[row] = -INFINITY;
             memset(out, 0, MLA_D_V * sizeof *out);

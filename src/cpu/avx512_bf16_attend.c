@@ -225,7 +225,7 @@ static void finish_pass(const bf16_pass *pass)
     for (int32_t row = 0; row < job->rows; row++) {
         float sum = scratch->row_sum[row];
         factor[row] = 1.0f / sum;
-        job->lse[row] = sum == 0.0f ? -INFINITY : scratch->row_ref[row] * (float)M_LN2 + logf(sum);
+        job->lse[row] = sum == 0.0f ? -INFINITY : scratch->row_ref[row] * M_LN2 + log(sum);
         job->row_max[row] = scratch->row_max[row] * (float)M_LN2;
     }
     for (int32_t first = 0; first < job->rows && !pass->first; first += MLA_BF16_LANES) {

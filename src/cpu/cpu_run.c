@@ -42,7 +42,7 @@ static const mla_cost_model cost_model = {
 /* What a thread needs; its kernel's scratch follows. */
 typedef struct thread_state {
     float out[MLA_CPU_TILE_ROWS][MLA_D_V]; /* of a request that is not split */
-    float lse[MLA_CPU_TILE_ROWS];
+    double lse[MLA_CPU_TILE_ROWS];
     float row_max[MLA_CPU_TILE_ROWS];
     int64_t row_keys[MLA_CPU_TILE_ROWS];
     const uint16_t *q_rows[MLA_CPU_TILE_ROWS];
@@ -62,7 +62,7 @@ typedef struct cpu_run {
     /* Partial results, in the order of mla_plan_partial_idx(), KV head, row. NULL when the rule
      * keeps requests whole. */
     float *partial_out; /* [.., MLA_D_V] */
-    float *partial_lse;
+    double *partial_lse;
     float *partial_max;
     uint8_t *threads;
     size_t thread_bytes;
@@ -164,7 +164,7 @@ void mla_cpu_sizes(const mla_ctx *ctx, const mla_shape *shape, mla_sizes *sizes)
     mla_cut_rule rule = mla_cpu_cut_rule(ctx, shape);
     sizes->plan_bytes = mla_plan_bytes(rule.max_parts);
     size_t partial_bytes;
-    size_t row_bytes = (MLA_D_V + 2) * sizeof(float);
+    size_t row_bytes = (MLA_D_V + 1) * sizeof(float) + sizeof(double);
     if (__builtin_mul_overflow((size_t)count_partial_rows(shape, &rule), row_bytes,
                                &partial_bytes) ||
         partial_bytes > SIZE_MAX / 2) {
@@ -233,12 +233,12 @@ static mla_key_rows request_keys(const cpu_run *run, int64_t req, int64_t kv_hea
 /* ---- Results ---- */
 
 /* The factor that an attention sink scales a row's out by. */
-static float sink_factor(const cpu_run *run, int64_t head, float lse)
+static float sink_factor(const cpu_run *run, int64_t head, double lse)
 {
     if (run->tensors->attn_sink == NULL || lse == -INFINITY) {
         return 1.0f;
     }
-    return (float)(1.0 / (1.0 + exp((double)run->tensors->attn_sink[head] - lse)));
+    return (float)(1.0 / (1.0 + exp(run->tensors->attn_sink[head] - lse)));
 }
 
 /* Writes final results of row `i` of a tile to the caller's tensors. fill_rows() and
@@ -253,7 +253,7 @@ static void store_row(const cpu_run *run, thread_state *thread, int64_t req, con
         mla_reference_row(run->shape, t, pos);
         return;
     }
-    float lse = sums.lse;
+    double lse = sums.lse;
     run->kernel->narrow(p->dtype, out, sink_factor(run, pos.head_idx, lse),
                         (uint16_t *)t->out + pos.batch_idx * t->out_stride[0] +
                             pos.token_idx * t->out_stride[1] + pos.head_idx * t->out_stride[2]);
@@ -261,7 +261,7 @@ static void store_row(const cpu_run *run, thread_state *thread, int64_t req, con
         t->lse[pos.batch_idx * t->lse_stride[0] + pos.token_idx * t->lse_stride[1] +
                pos.head_idx * t->lse_stride[2]] = lse == -INFINITY && p->lse_empty_pos_inf
                                                       ? INFINITY
-                                                      : lse;
+                                                      : (float)lse;
     }
     if (t->max_logits != NULL) {
         t->max_logits[pos.token_idx * p->h_q + pos.head_idx] = sums.row_max;
@@ -398,7 +398,7 @@ static void merge_row(const cpu_run *run, thread_state *thread, int64_t part_idx
         max += log(sum);
     }
     store_row(run, thread, run->parts[part_idx].end_req, rows, i_row, out,
-              (mla_row_sums){(float)max, row_max});
+              (mla_row_sums){max, row_max});
 }
 
 /* Merges, for one tile of rows, the request whose first piece ends part `part_idx`, if any. */
@@ -444,8 +444,8 @@ static cpu_run start_run(const mla_ctx *ctx, const mla_shape *shape, const mla_t
     int64_t partial_rows = count_partial_rows(shape, &rule);
     if (partial_rows > 0) {
         run.partial_out = (float *)(run.threads + (size_t)ctx->info.num_threads * run.thread_bytes);
-        run.partial_lse = run.partial_out + partial_rows * MLA_D_V;
-        run.partial_max = run.partial_lse + partial_rows;
+        run.partial_lse = (double *)(run.partial_out + partial_rows * MLA_D_V);
+        run.partial_max = (float *)(run.partial_lse + partial_rows);
     }
     return run;
 }

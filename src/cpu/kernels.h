@@ -29,7 +29,9 @@ typedef struct mla_cpu_job {
     float *out; /* [rows, MLA_D_V], out_stride floats apart: softmax(S) . V over the range,
                    normalised; 0 for a row that sees no key. 64-byte aligned */
     int64_t out_stride;
-    float *lse;     /* [rows]: natural log; -INFINITY for a row that sees no key */
+    /* [rows]: natural log; -INFINITY for a row that sees no key. In double precision, for an lse of
+     * ten thousand would not merge well with others in float32. */
+    double *lse;
     float *row_max; /* [rows]: maximum of S (scaled); -INFINITY for a row that sees no key */
 } mla_cpu_job;
 

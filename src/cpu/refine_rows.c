@@ -31,7 +31,7 @@ static bool is_coarse(const mla_few_keys *few, double q_length, double k_length,
     }
     /* Where scores are large the kernels have taken care of the weights. */
     return !(size * k_length <= largest_product) &&
-           (double)sums.lse - (double)sums.row_max > competing_weights &&
+           sums.lse - (double)sums.row_max > competing_weights &&
            !mla_scores_are_large(sums.row_max * M_LOG2E);
 }
 

@@ -31,7 +31,8 @@ typedef struct mla_few_keys {
 
 /* Results of a row, as the kernels left them. */
 typedef struct mla_row_sums {
-    float lse, row_max;
+    double lse;
+    float row_max;
 } mla_row_sums;
 
 /* Fills *few for the rows of a job; only its keys, rows, q_rows, row_keys and scale are read. The

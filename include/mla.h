@@ -152,7 +152,7 @@ typedef enum mla_isa {
     MLA_ISA_PORTABLE = 1u << 1,    /* C without intrinsics, for any processor */
     MLA_ISA_AVX2 = 1u << 2,        /* AVX2, FMA and F16C */
     MLA_ISA_AVX512 = 1u << 3,      /* AVX-512 F, BW, DQ, VL */
-    MLA_ISA_AVX512_BF16 = 1u << 4, /* AVX512-BF16: bf16 products, FP32 accumulation */
+    MLA_ISA_AVX512_BF16 = 1u << 4, /* AVX512-BF16, VBMI: bf16 products, FP32 accumulation */
     MLA_ISA_AMX_BF16 = 1u << 5     /* AMX tiles: bf16 products, FP32 accumulation */
 } mla_isa;
 

@@ -45,6 +45,7 @@ static void start_pass(bf16_pass *pass)
     pass->scale = fabsf(job->scale) * (float)M_LOG2E;
     pass->first = true;
     scratch->has_nan_columns = false;
+    memset(scratch->has_codes, 0, sizeof scratch->has_codes);
     pass->fewest_keys = pass->end = job->key_end;
     if (job->row_keys != NULL) {
         pass->end = job->key_begin;
@@ -55,7 +56,6 @@ static void start_pass(bf16_pass *pass)
         }
         pass->end = pass->end < job->key_end ? pass->end : job->key_end;
     }
-    mla_bf16_pack_queries(job, job->scale < 0.0f, scratch);
     for (int32_t row = 0; row < MLA_CPU_TILE_ROWS; row++) {
         scratch->row_max[row] = -INFINITY;
         /* Finite, so that logits of -INFINITY may be taken relative to it. */
@@ -195,6 +195,8 @@ static void attend_blocks(bf16_pass *pass)
     mla_bf16_scratch *scratch = pass->scratch;
     mla_bf16_block *block = &scratch->block[0], *next = &scratch->block[1];
     int64_t at = mla_bf16_resolve(keys, pass->job->key_begin, pass->end, block);
+    scratch->prefetch = (mla_bf16_prefetch){block, 0, 0, source_row_bytes(keys)};
+    mla_bf16_pack_queries(pass->job, pass->job->scale < 0.0f, scratch);
     while (block->num_keys > 0) {
         at = mla_bf16_resolve(keys, at, pass->end, next);
         scratch->prefetch = (mla_bf16_prefetch){next, 0, 0, source_row_bytes(keys)};

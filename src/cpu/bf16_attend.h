@@ -37,11 +37,20 @@ enum {
     MLA_BF16_STRIPS = MLA_D_V / MLA_BF16_LANES, /* of 16 value columns */
     MLA_BF16_ROW_BYTES = MLA_D_QK_MAX * 2,
     MLA_BF16_VALUE_BYTES = MLA_D_V * 2,
-    MLA_BF16_SCALES = 4 /* of a 656-byte row */
+    MLA_BF16_SCALES = 4, /* of a 656-byte row */
+    /* Scales of 2^e with |e| up to this keep every e4m3 value a normal bf16 number. */
+    MLA_BF16_MAX_EXPONENT = 100,
+    MLA_E4M3_MAGNITUDES = 128
 };
 
 /* Two bf16 values in one word, the even one in the low half: the unit of every product. */
 typedef uint32_t mla_bf16_pair;
+
+/* bf16 of all magnitudes of e4m3 times a power of two, in halves. */
+typedef struct mla_bf16_codes {
+    alignas(64) uint8_t low[MLA_E4M3_MAGNITUDES];
+    alignas(64) uint8_t high[MLA_E4M3_MAGNITUDES];
+} mla_bf16_codes;
 
 /* Keys of a block, first as the cache has them, then as rows of bf16. */
 typedef struct mla_bf16_block {
@@ -71,6 +80,9 @@ typedef struct mla_bf16_prefetch {
 } mla_bf16_prefetch;
 
 typedef struct mla_bf16_scratch {
+    /* Those of the scales met so far in the job, by exponent + MLA_BF16_MAX_EXPONENT. */
+    mla_bf16_codes codes[2 * MLA_BF16_MAX_EXPONENT + 1];
+    bool has_codes[2 * MLA_BF16_MAX_EXPONENT + 1];
     alignas(64) mla_bf16_pair q[MLA_BF16_GROUPS][MLA_BF16_D_PAIRS][MLA_BF16_LANES];
     /* Rows that are not used in place: decoded from FP8, or copied to lie evenly. */
     alignas(64) uint8_t rows[MLA_BF16_KEYS][MLA_BF16_ROW_BYTES];
@@ -125,7 +137,8 @@ bool mla_bf16_serves(mla_kv_format kv_format, mla_dtype dtype);
 
 /* ---- avx512_bf16_rows.c ---- */
 
-/* Packs the queries of a job, negated when `negate`; absent rows of the last group are zero. */
+/* Packs the queries of a job, negated when `negate`; absent rows of the last group are zero. The
+ * first block is being prefetched meanwhile. */
 void mla_bf16_pack_queries(const mla_cpu_job *job, bool negate, mla_bf16_scratch *scratch);
 
 /* Pulls the next keys from the list, a whole block unless the list ends; returns where it stopped.
@@ -167,9 +180,13 @@ static inline int32_t mla_bf16_strip_column(int32_t strip, int32_t lane)
 static inline void mla_bf16_prefetch_lines(mla_bf16_prefetch *prefetch, int32_t lines)
 {
     for (; lines > 0 && prefetch->key < prefetch->block->num_keys; lines--) {
-        __builtin_prefetch(prefetch->block->source[prefetch->key].data + prefetch->byte, 0, 2);
+        const mla_key_row *row = &prefetch->block->source[prefetch->key];
+        __builtin_prefetch(row->data + prefetch->byte, 0, 2);
         prefetch->byte += 64;
         if (prefetch->byte >= prefetch->row_bytes) {
+            if (row->scales != NULL) { /* which may lie apart */
+                __builtin_prefetch(row->scales, 0, 2);
+            }
             prefetch->byte = 0;
             prefetch->key++;
         }

@@ -184,7 +184,7 @@ static void attend_block(bf16_pass *pass, mla_bf16_block *block)
     add_values(pass, block, masked);
     if (add_remainders(pass, block, masked, true) && block->split) {
         mla_bf16_use_low_values(block, scratch);
-        mla_bf16_pair_values(scratch, block, (mla_bf16_span){0, MLA_D_V});
+        mla_bf16_pair_values(scratch, block, 0, block->padded_keys, (mla_bf16_span){0, MLA_D_V});
         add_remainders(pass, block, masked, false);
     }
 }

@@ -291,16 +291,13 @@ static bool has_odd_scale(const mla_bf16_block *block)
 void mla_bf16_decode(const mla_key_rows *keys, mla_bf16_block *block, mla_bf16_scratch *scratch)
 {
     block->split = keys->kv_format == MLA_KV_FP8_656 && has_odd_scale(block);
+    block->coded = block->split ? MLA_KV_NATIVE : keys->kv_format;
     for (int32_t key = 0; key < block->num_keys; key++) {
         mla_key_row source = block->source[key];
-        const uint8_t *key_row = scratch->rows[key], *value_row = key_row;
+        const uint8_t *key_row = mla_bf16_own_row(block, scratch, key), *value_row = key_row;
         if (keys->kv_format == MLA_KV_NATIVE) {
             key_row = value_row = source.data;
-        } else if (keys->kv_format == MLA_KV_FP8_584) {
-            decode_584(source, scratch, scratch->rows[key]);
-        } else if (!block->split) {
-            decode_656(source, scratch, scratch->rows[key]);
-        } else {
+        } else if (block->split) {
             split_656(source, key, scratch);
             value_row = scratch->high[key];
         }
@@ -310,6 +307,23 @@ void mla_bf16_decode(const mla_key_rows *keys, mla_bf16_block *block, mla_bf16_s
     for (int32_t key = block->num_keys; key < block->padded_keys; key++) {
         block->key_row[key] = block->value_row[key] = zero_row;
         memset(scratch->scales[key], 0, sizeof scratch->scales[key]);
+    }
+}
+
+void mla_bf16_decode_panel(const mla_bf16_block *block, mla_bf16_scratch *scratch, int32_t key)
+{
+    assert(key % MLA_BF16_PANEL == 0);
+    if (block->coded == MLA_KV_NATIVE) {
+        return;
+    }
+    int32_t end = key + MLA_BF16_PANEL < block->num_keys ? key + MLA_BF16_PANEL : block->num_keys;
+    for (; key < end; key++) {
+        uint8_t *row = mla_bf16_own_row(block, scratch, key);
+        if (block->coded == MLA_KV_FP8_656) {
+            decode_656(block->source[key], scratch, row);
+        } else {
+            decode_584(block->source[key], scratch, row);
+        }
     }
 }
 
@@ -362,12 +376,13 @@ void mla_bf16_add_scaled_scores(mla_bf16_scratch *scratch, int32_t groups, int32
     }
 }
 
-void mla_bf16_pair_values(mla_bf16_scratch *scratch, const mla_bf16_block *block,
-                          mla_bf16_span span)
+void mla_bf16_pair_values(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t begin,
+                          int32_t end, mla_bf16_span span)
 {
-    int32_t end = span.end < MLA_D_V ? span.end : MLA_D_V;
-    for (int32_t key = 0; key < block->padded_keys; key += 2) {
-        for (int32_t column = span.begin; column < end; column += 32) {
+    assert(begin % 2 == 0 && end % 2 == 0 && end <= block->padded_keys);
+    int32_t last = span.end < MLA_D_V ? span.end : MLA_D_V;
+    for (int32_t key = begin; key < end; key += 2) {
+        for (int32_t column = span.begin; column < last; column += 32) {
             int32_t strip = column / MLA_BF16_LANES;
             mla_bf16_pair_columns(block->value_row[key] + 2 * column,
                                   block->value_row[key + 1] + 2 * column,

@@ -64,6 +64,9 @@ typedef struct mla_bf16_block {
     /* Key rows lack the scales of their latent values, which scratch->scales holds; value rows are
      * rounded, and scratch->low holds what they lack. */
     bool split;
+    /* What rows have to be decoded from, panel by panel, before they are read; MLA_KV_NATIVE: they
+     * need not, or it is done. */
+    mla_kv_format coded;
 } mla_bf16_block;
 
 /* Dimensions [begin, end) of a row; multiples of 32. */
@@ -84,7 +87,8 @@ typedef struct mla_bf16_scratch {
     mla_bf16_codes codes[2 * MLA_BF16_MAX_EXPONENT + 1];
     bool has_codes[2 * MLA_BF16_MAX_EXPONENT + 1];
     alignas(64) mla_bf16_pair q[MLA_BF16_GROUPS][MLA_BF16_D_PAIRS][MLA_BF16_LANES];
-    /* Rows that are not used in place: decoded from FP8, or copied to lie evenly. */
+    /* Rows that are not used in place: decoded from FP8, or copied to lie evenly. Those of the panel
+     * at work, which stay in L1; of a split block all. */
     alignas(64) uint8_t rows[MLA_BF16_KEYS][MLA_BF16_ROW_BYTES];
     /* Of a split block: V, what V lacks, the scales, and S of the groups of values so far. */
     alignas(64) uint8_t high[MLA_BF16_KEYS][MLA_BF16_VALUE_BYTES];
@@ -146,12 +150,22 @@ void mla_bf16_pack_queries(const mla_cpu_job *job, bool negate, mla_bf16_scratch
 int64_t mla_bf16_resolve(const mla_key_rows *keys, int64_t begin, int64_t end,
                          mla_bf16_block *block);
 
-/* Fills `key_row`, `value_row` and `split`, and what belongs to a split block. */
+/* Fills `key_row`, `value_row`, `split` and `coded`, and what belongs to a split block. */
 void mla_bf16_decode(const mla_key_rows *keys, mla_bf16_block *block, mla_bf16_scratch *scratch);
 
-/* The columns of `span`, as far as there are, of scratch->v. */
-void mla_bf16_pair_values(mla_bf16_scratch *scratch, const mla_bf16_block *block,
-                          mla_bf16_span span);
+/* Decodes the rows of the panel that begins with key `key`, if need be. */
+void mla_bf16_decode_panel(const mla_bf16_block *block, mla_bf16_scratch *scratch, int32_t key);
+
+/* Where a key's row goes if it is not used in place. */
+static inline uint8_t *mla_bf16_own_row(const mla_bf16_block *block, mla_bf16_scratch *scratch,
+                                        int32_t key)
+{
+    return scratch->rows[block->split ? key : key % MLA_BF16_PANEL];
+}
+
+/* The columns of `span`, as far as there are, of scratch->v, for keys [begin, end), both even. */
+void mla_bf16_pair_values(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t begin,
+                          int32_t end, mla_bf16_span span);
 
 /* The largest |V| of scratch->v. */
 float mla_bf16_largest_value(const mla_bf16_scratch *scratch, int32_t padded_keys);

@@ -170,7 +170,7 @@ mla_status mla_cuda_dense_plan(const mla_ctx *ctx, const mla_shape *shape,
 enum { ALIGNMENT = 16 }; /* bytes, of what the copy engine and 16-byte stores reach */
 
 static mla_status check_alignment(const void *data, const int64_t *stride, const int64_t *dims,
-                                  int64_t elem_bytes, const char *name)
+                                  int64_t elem_bytes, const char *name, const char *stride_name)
 {
     if ((uintptr_t)data % ALIGNMENT != 0) {
         return mla_fail(MLA_ERR_INVALID_ARGUMENT, "tensors.%s = %p: CUDA needs %d-byte alignment",
@@ -180,13 +180,13 @@ static mla_status check_alignment(const void *data, const int64_t *stride, const
         const int64_t bytes = stride[i] * elem_bytes;
         if (dims[i] > 1 && bytes % ALIGNMENT != 0) {
             return mla_fail(MLA_ERR_INVALID_ARGUMENT,
-                            "tensors.%s stride %d: %lld bytes are no multiple of %d", name, i,
+                            "tensors.%s[%d]: %lld bytes are no multiple of %d", stride_name, i,
                             (long long)bytes, ALIGNMENT);
         }
         if (dims[i] > 1 && bytes >= (int64_t)1 << 40) {
             return mla_fail(MLA_ERR_UNSUPPORTED,
-                            "tensors.%s stride %d: %lld bytes, CUDA's tensor maps end at 2^40",
-                            name, i, (long long)bytes);
+                            "tensors.%s[%d]: %lld bytes, CUDA's tensor maps end at 2^40",
+                            stride_name, i, (long long)bytes);
         }
     }
     return MLA_OK;
@@ -265,12 +265,12 @@ static mla_status check_tensors(const mla_shape *shape, const mla_tensors *t)
     const mla_problem *p = &shape->problem;
     const int64_t row_dims[3] = {p->batch, p->s_q, p->h_q};
     const int64_t kv_dims[3] = {t->kv.num_pages, p->page_size, p->h_kv};
-    mla_status status = check_alignment(t->q, t->q_stride, row_dims, 2, "q");
+    mla_status status = check_alignment(t->q, t->q_stride, row_dims, 2, "q", "q_stride");
     if (status == MLA_OK) {
-        status = check_alignment(t->out, t->out_stride, row_dims, 2, "out");
+        status = check_alignment(t->out, t->out_stride, row_dims, 2, "out", "out_stride");
     }
     if (status == MLA_OK) {
-        status = check_alignment(t->kv.data, t->kv.stride, kv_dims, 1, "kv");
+        status = check_alignment(t->kv.data, t->kv.stride, kv_dims, 1, "kv.data", "kv.stride");
     }
     if (status == MLA_OK && t->kv.num_pages > INT32_MAX) {
         status = mla_fail(MLA_ERR_UNSUPPORTED, "tensors.kv.num_pages = %lld: CUDA counts to 2^31",

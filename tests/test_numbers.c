@@ -247,12 +247,13 @@ static void fp16_latents_near_the_largest(mla_ctx *ctx)
     }
 }
 
-/* Subnormal and zero inputs are numbers like others. */
+/* Subnormal and zero inputs are numbers like others. (Ten steps of fp16 wide: the mean of narrower
+ * ones is often half a step, and how a split request's parts round it depends on their number.) */
 static void tiny_values(mla_ctx *ctx)
 {
     mla_problem problem = dense_problem(MLA_DTYPE_F16, 4, 1, 6, 64);
     check_case(ctx, &problem,
-               &(case_options){.seed = 92, .seqlens = SEQLENS, .q_std = 1e-6, .kv_std = 1e-6});
+               &(case_options){.seed = 92, .seqlens = SEQLENS, .q_std = 1e-6, .kv_std = 1e-5});
     problem = dense_problem(MLA_DTYPE_BF16, 4, 1, 6, 64);
     check_case(ctx, &problem,
                &(case_options){.seed = 93, .seqlens = SEQLENS, .q_std = 1e30, .kv_std = 1e-30});

@@ -21,6 +21,7 @@ class GraphBatch(DenseBatch):
         order = torch.randperm(case.b * pages).to(torch.int32).view(case.b, pages)
         self.table = order.cuda()
         self.cache = torch.randn(case.b * pages, case.page_size, 1, case.d).to(case.dtype).cuda()
+        self.set_lengths([min(length, 1024) for length in self.lengths])
 
     def set_lengths(self, lengths):
         self.lengths = list(lengths)

@@ -8,7 +8,8 @@
 #include <immintrin.h>
 #include <math.h>
 
-/* Any weight that counts, times this, is large; and 0 times this is 0. */
+/* Takes the place of the largest |V| where the remainders must be multiplied in any case. Any weight
+ * that counts, times this, is large; and 0 times this is 0. */
 #define HUGE_VALUE 0x1p60f
 
 /* A job on its way through the blocks. */
@@ -21,6 +22,7 @@ typedef struct bf16_pass {
     int64_t fewest_keys; /* entries of the list that every row sees */
     int64_t end;         /* entries of the list that some row sees */
     bool first;          /* O holds nothing yet */
+    bool repeats;        /* the list names some rows many times */
 } bf16_pass;
 
 bool mla_bf16_serves(mla_kv_format kv_format, mla_dtype dtype)
@@ -36,6 +38,16 @@ static int32_t source_row_bytes(const mla_key_rows *keys)
                                                : (int32_t)keys->d_qk * 2;
 }
 
+/* Whether a sparse list has more entries than its pool has rows. */
+static bool names_rows_again(const mla_key_rows *keys)
+{
+    bool again = false;
+    for (int i = 0; i < 2 && keys->block_table == NULL; i++) {
+        again = again || keys->num_keys[i] > keys->pool[i].num_slots;
+    }
+    return again;
+}
+
 static void start_pass(bf16_pass *pass)
 {
     const mla_cpu_job *job = pass->job;
@@ -44,6 +56,7 @@ static void start_pass(bf16_pass *pass)
     pass->groups = (job->rows + MLA_BF16_LANES - 1) / MLA_BF16_LANES;
     pass->scale = fabsf(job->scale) * (float)M_LOG2E;
     pass->first = true;
+    pass->repeats = names_rows_again(job->keys);
     scratch->has_nan_columns = false;
     memset(scratch->has_codes, 0, sizeof scratch->has_codes);
     pass->fewest_keys = pass->end = job->key_end;
@@ -174,7 +187,10 @@ static void attend_block(bf16_pass *pass, mla_bf16_block *block)
         pass->engine->scores(scratch, block, pass->groups, whole);
     }
     bool all_see_all = pass->fewest_keys >= block->begin + block->num_keys;
-    if (all_see_all) {
+    if (all_see_all && pass->repeats) {
+        /* Their weights are rounded alike, and the errors do not average out. */
+        scratch->value_max = HUGE_VALUE;
+    } else if (all_see_all) {
         scratch->value_max = fminf(mla_bf16_largest_value(scratch, block->padded_keys), HUGE_VALUE);
     } else {
         scratch->value_max = HUGE_VALUE;

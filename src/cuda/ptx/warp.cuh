@@ -34,6 +34,14 @@ __device__ __forceinline__ void hide_values(int32_t &a, int32_t &b, int32_t &c, 
     asm volatile("" : "+r"(a), "+r"(b), "+r"(c), "+r"(d));
 }
 
+/* threadIdx.x, read where it is needed instead of held in a register. */
+__device__ __forceinline__ int32_t thread_index()
+{
+    uint32_t index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return (int32_t)index;
+}
+
 /* 2^x, 2 ulp; 2^-inf = 0, subnormal results flush to 0. */
 __device__ __forceinline__ float exp2_approx(float x)
 {

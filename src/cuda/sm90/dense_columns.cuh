@@ -4,6 +4,11 @@
 
 #include "dense_store.cuh"
 
+/* Phases of the K and Q barriers that a consumer has used up. */
+struct phases {
+    uint32_t k[2], q;
+};
+
 /*
  * Few keys, several CTAs to a piece: each repeats the products with K and keeps a
  * quarter of O's columns.

@@ -6,11 +6,6 @@
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
-/* Phases of the K and Q barriers that a consumer has used up. */
-struct phases {
-    uint32_t k[2], q;
-};
-
 __device__ __forceinline__ uint64_t k_major(const void *tile)
 {
     return wgmma_descriptor(smem_addr(tile), 16, 1024);

@@ -28,6 +28,16 @@ struct paged_keys {
     static __device__ constexpr uint32_t arrivals(int32_t) { return 1; }
 };
 
+/* Phases of the barriers of a consumer's K buffer and of Q, a bit each: registers are short. */
+enum { PHASE_K = 1, PHASE_Q = 2 };
+
+__device__ __forceinline__ uint32_t take_phase(uint32_t &phases, uint32_t which)
+{
+    const uint32_t parity = (phases & which) != 0;
+    phases ^= which;
+    return parity;
+}
+
 template <bool f16, class Keys, int tile>
 __device__ __forceinline__ void next_tile(const mla_sm90_dense_args &args, float (&s)[32],
                                           const uint32_t (&q8)[16], int buffer, uint32_t parity,
@@ -74,7 +84,7 @@ __device__ __forceinline__ void drop_values(const mla_piece &piece, int32_t bloc
 /* The left warpgroup's part of one piece of at least one block. */
 template <bool f16, class Keys>
 __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, const cta_place &place,
-                                            const mla_piece &piece, int32_t all_see, phases &at,
+                                            const mla_piece &piece, int32_t all_see, uint32_t &at,
                                             float (&o)[128], row_state &rows)
 {
     mla_sm90_dense_smem &sm = shared();
@@ -88,11 +98,11 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
     if constexpr (Keys::rope != ROPE_NEVER && !Keys::shares_p) {
         load_q8(args, place, piece.req, row, q8);
     }
-    wait_for(sm.q_full, at.q++ & 1);
+    wait_for(sm.q_full, take_phase(at, PHASE_Q));
     int32_t block = piece.begin, accumulate = 0;
     for (;;) {
         /* S0. Its first tiles land first: the left half is released before the right one. */
-        const uint32_t parity = at.k[0]++ & 1;
+        const uint32_t parity = take_phase(at, PHASE_K);
         wgmma_fence();
         next_tile<f16, Keys, 0>(args, s, q8, 0, parity, true);
         next_tile<f16, Keys, 1>(args, s, q8, 0, parity, false);
@@ -173,7 +183,7 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
 template <bool f16, class Keys>
 __device__ __forceinline__ void
 attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece,
-             int32_t all_see, phases &at, float (&o)[128], row_state &rows)
+             int32_t all_see, uint32_t &at, float (&o)[128], row_state &rows)
 {
     mla_sm90_dense_smem &sm = shared();
     const int32_t row = place.first_row + (int32_t)threadIdx.x % 128 / 32 * 16 +
@@ -186,7 +196,7 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
     if constexpr (Keys::rope != ROPE_NEVER && !Keys::shares_p) {
         load_q8(args, place, piece.req, row, q8);
     }
-    const uint32_t q_parity = at.q++ & 1;
+    const uint32_t q_parity = take_phase(at, PHASE_Q);
     if (piece.begin + 1 == piece.end) {
         release(sm.q_empty); /* no odd block: this side never reads Q from shared memory */
     }
@@ -203,7 +213,7 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
             break;
         }
         /* S1. Its right half was released first, by this warpgroup, so it is there first. */
-        const uint32_t parity = at.k[1]++ & 1;
+        const uint32_t parity = take_phase(at, PHASE_K);
         wait_for(sm.q_full, q_parity);
         next_tile<f16, Keys, 4>(args, s, q8, 1, parity, true);
         wgmma_commit();
@@ -262,7 +272,7 @@ __device__ __forceinline__ void consume(const Args &any, const cta_place &place)
     const mla_sm90_dense_args &args = rows_of(any);
     mla_part_walk walk = walk_begin(any, place.part, place.first_row);
     const int32_t first_token = row_token(args, place.first_row);
-    phases at = {{0, 0}, 0};
+    uint32_t at = 0;
     mla_piece piece;
     while (walk_next(any, walk, piece)) {
         if (piece.begin >= piece.end) {

@@ -52,6 +52,12 @@ __device__ __forceinline__ int32_t seen_tokens(const mla_sm90_dense_args &args, 
     return token_limit(args, tokens, token);
 }
 
+/* Whether a walk asks for the next request's length while this one is attended to; it costs a
+ * register. */
+template <class Args> struct asks_ahead {
+    static constexpr bool value = true;
+};
+
 /* Stale or foreign bytes in the plan buffer must not lead outside any array, hence the clamps. */
 template <class Args>
 __device__ __forceinline__ mla_part_walk walk_begin(const Args &any, const mla_plan_part &part,
@@ -64,7 +70,7 @@ __device__ __forceinline__ mla_part_walk walk_begin(const Args &any, const mla_p
     walk.begin_block = max(part.begin_block, 0);
     walk.end_block = walk.end_req < args.batch ? part.end_block : 0;
     walk.last_token = row_token(args, first_row + MLA_SM90_TILE_ROWS - 1);
-    walk.next_tokens = load_tokens(any, walk.begin_req);
+    walk.next_tokens = asks_ahead<Args>::value ? load_tokens(any, walk.begin_req) : 0;
     return walk;
 }
 
@@ -80,7 +86,7 @@ __device__ __forceinline__ bool walk_next(const Args &any, mla_part_walk &walk, 
         return false;
     }
     piece.req = walk.begin_req;
-    piece.tokens = walk.next_tokens;
+    piece.tokens = asks_ahead<Args>::value ? walk.next_tokens : load_tokens(any, piece.req);
     const int32_t blocks = ceil_div(piece.tokens, MLA_BLOCK_TOKENS);
     const int32_t seen = ceil_div(seen_tokens(any, piece.tokens, walk.last_token),
                                   MLA_BLOCK_TOKENS);
@@ -90,7 +96,9 @@ __device__ __forceinline__ bool walk_next(const Args &any, mla_part_walk &walk, 
     piece.partial = walk.begin_block == 0 ? 1 : 0;
     walk.begin_req++;
     walk.begin_block = 0;
-    walk.next_tokens = load_tokens(any, walk.begin_req);
+    if (asks_ahead<Args>::value) {
+        walk.next_tokens = load_tokens(any, walk.begin_req);
+    }
     return true;
 }
 

@@ -11,7 +11,7 @@
 #include "sparse_attend.cuh"
 
 /* Chunks of a lane: half a buffer has 8, of four tiles and two groups of eight rows. */
-enum { DEPTH = 4, CHUNKS = 8 };
+enum { DEPTH = 8, CHUNKS = 8 };
 
 /* DeepSeek V3.2: 512 values, four float32 scales, and RoPE values in a tile of their own. */
 struct rows_656 {
@@ -70,7 +70,8 @@ __device__ __forceinline__ void convert_4(uint32_t values, float scale, uint32_t
 }
 
 /* 16 values to 32 bytes: two chunks of a row in a tile, which are neighbours but for the swizzle. */
-__device__ __forceinline__ void convert_16(const uint4 &values, float scale, uint32_t to)
+__device__ __forceinline__ void convert_16(const uint4 &values, float scale, uint32_t to,
+                                           uint32_t to_next)
 {
     uint32_t x[8];
     convert_4(values.x, scale, x[0], x[1]);
@@ -78,7 +79,7 @@ __device__ __forceinline__ void convert_16(const uint4 &values, float scale, uin
     store_shared_16(to, x[0], x[1], x[2], x[3]);
     convert_4(values.z, scale, x[4], x[5]);
     convert_4(values.w, scale, x[6], x[7]);
-    store_shared_16(to ^ 16, x[4], x[5], x[6], x[7]);
+    store_shared_16(to_next, x[4], x[5], x[6], x[7]);
 }
 
 /* A warp's 16 rows of a block. Lane `i` knows row i % 16, and the scales of its half i / 16. */
@@ -156,7 +157,7 @@ __device__ __forceinline__ void convert_half(uint4 (&raw)[DEPTH], const warp_row
                                              uint32_t to)
 {
     mla_sm90_dense_smem &sm = shared();
-    const uint32_t tiles = smem_addr(sm.k[buffer][half * 4]) + to;
+    const uint32_t tiles = smem_addr(sm.k[buffer][half * 4]) + to, tiles_next = tiles ^ 16;
     const uint32_t full = smem_addr(&sm.k_full[buffer][half * 4]);
     const int32_t first_lane = half * 16 + (int32_t)threadIdx.x % 32 / 4;
 #pragma unroll
@@ -167,14 +168,15 @@ __device__ __forceinline__ void convert_half(uint4 (&raw)[DEPTH], const warp_row
             rows = rows_of_lane(next_data);
         }
         if (values) {
+            const int32_t place = tile * MLA_SM90_TILE_BYTES + c % 2 * 1024;
             convert_16(raw[c % DEPTH], Rows::of_tile(known.scales, tile, first_lane + c % 2 * 8),
-                       tiles + tile * MLA_SM90_TILE_BYTES + c % 2 * 1024);
+                       tiles + place, tiles_next + place);
         }
         raw[c % DEPTH] = c < CHUNKS - DEPTH
                              ? load_chunk(rows, half, c + DEPTH)
                              : load_chunk(rows, next_half, c + DEPTH - CHUNKS);
         if (c % 2 == 1 && values) {
-            fence_proxy_async();
+            /* No fence of the proxy here: it would wait for the loads under way. */
             __syncwarp();
             if (threadIdx.x % 32 == 0) {
                 mbarrier_arrive(full + tile * 8);
@@ -189,16 +191,13 @@ __device__ __forceinline__ void convert_rows(const mla_sm90_sparse_args &args,
 {
     mla_sm90_dense_smem &sm = shared();
     const int32_t warp = (int32_t)threadIdx.x / 32 % 4, lane = (int32_t)threadIdx.x % 32;
-    const int32_t my_row = warp * 16 + lane % 16;
     const uint32_t to = (warp * 16 + lane / 4) * 128 + (lane % 4 * 2 ^ lane / 4) * 16;
     uint32_t uses = 0; /* phases of k_empty, a bit for each buffer */
 
     begin_part(args, place);
-    bool more = next_block(args, place.kv_head);
-    if (!more) {
-        return;
-    }
-    warp_rows<Rows> rows = find_rows<Rows>(args, load_key(my_row), place.kv_head);
+    next_block(args, place.kv_head);
+    bool more = my_cursor().more;
+    warp_rows<Rows> rows = find_rows<Rows>(args, load_key(), place.kv_head);
     lane_rows current = rows_of_lane(rows.data);
     int32_t buffer = 0;
     uint4 raw[DEPTH];
@@ -207,17 +206,17 @@ __device__ __forceinline__ void convert_rows(const mla_sm90_sparse_args &args,
         raw[c] = load_chunk(current, 0, c);
     }
     note_start();
-    bool more_next = next_block(args, place.kv_head);
-    listed_key key = load_key(my_row);
+    next_block(args, place.kv_head);
+    listed_key key = load_key();
     while (more) {
         fetch_q<Rows::rope != ROPE_NEVER>(args, place);
         /* The next block: its rows on their way to L2, its list's successor to a register. */
-        more = more_next;
+        more = my_cursor().more;
         const int32_t next_buffer = more ? block_buffer() : 0;
         const warp_rows<Rows> next_rows = find_rows<Rows>(args, key, place.kv_head);
         note_start();
-        more_next = more && next_block(args, place.kv_head);
-        key = load_key(my_row);
+        next_block(args, place.kv_head);
+        key = load_key();
         uses ^= 1u << buffer;
 #pragma unroll 1
         for (int32_t i = 0; i < 2; ++i) {
@@ -240,7 +239,7 @@ __device__ __forceinline__ void convert_rows(const mla_sm90_sparse_args &args,
 
 template <class Rows> struct fp8_keys {
     static constexpr rope_tile rope = Rows::rope;
-    static constexpr uint32_t unordered = 1u << Rows::rope_in;
+    static constexpr uint32_t unordered = 0x1ff;
     static constexpr bool gathered = true;
     static constexpr bool maxima = false;
     static constexpr bool shares_p = Rows::rope != ROPE_NEVER;

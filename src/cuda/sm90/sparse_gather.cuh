@@ -40,7 +40,6 @@ __device__ __forceinline__ void gather_rows(const mla_sm90_sparse_args &args,
 {
     mla_sm90_dense_smem &sm = shared();
     const int32_t warp = (int32_t)threadIdx.x / 32 % 4, lane = (int32_t)threadIdx.x % 32;
-    const int32_t my_row = warp * 16 + lane % 16;
     const int32_t tiles = args.rows.d_qk / MLA_SM90_TILE_COLS;
     row_copies rows;
     rows.to = (warp * 16 + lane / 8) * 128 + (lane % 8 ^ lane / 8) * 16;
@@ -48,7 +47,7 @@ __device__ __forceinline__ void gather_rows(const mla_sm90_sparse_args &args,
 
     begin_part(args, place);
     bool more = next_block(args, place.kv_head);
-    listed_key key = load_key(my_row);
+    listed_key key = load_key();
     while (more) {
         const int32_t buffer = block_buffer();
         const uint8_t *row = find_row(args, key, place.kv_head).data;
@@ -58,7 +57,7 @@ __device__ __forceinline__ void gather_rows(const mla_sm90_sparse_args &args,
         fetch_q<false>(args, place);
         /* The next block's entries are on their way while this one is copied. */
         more = next_block(args, place.kv_head);
-        key = load_key(my_row);
+        key = load_key();
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) {
             rows.from[i] = pointer_of_lane(row, 4 * i + lane / 8) + lane % 8 * 16;
@@ -89,7 +88,7 @@ template <bool wants_maxima> struct gathered_keys {
     static constexpr bool gathered = true;
     static constexpr bool maxima = wants_maxima;
     static constexpr bool shares_p = false;
-    static constexpr int consumer_regs = 232, producer_regs = 40;
+    static constexpr int consumer_regs = 224, producer_regs = 56;
     static_assert(2 * consumer_regs + producer_regs <= 3 * 168, "setmaxnreg would never return");
 
     /* One of each thread, and of each warp in the tile with which it publishes what there is. */

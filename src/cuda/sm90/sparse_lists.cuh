@@ -34,12 +34,17 @@ __device__ __forceinline__ int32_t seen_tokens(const mla_sm90_sparse_args &, int
     return tokens;
 }
 
+template <> struct asks_ahead<mla_sm90_sparse_args> {
+    static constexpr bool value = false;
+};
+
 /* Where a producer warp is among the blocks of a part. It lies in shared memory: registers are
  * short, and it is needed once a block. */
 struct block_cursor {
     mla_part_walk walk;
     mla_piece piece;
     int32_t block;
+    bool more;              /* whether there is such a block */
     int32_t opens;          /* request whose Q is due; -1: none */
     uint32_t pieces;        /* whose Q was fetched */
     int32_t first_tokens;   /* of the piece's keys, those of pool 0 */
@@ -94,6 +99,8 @@ __device__ __forceinline__ bool next_block(const mla_sm90_sparse_args &args, int
         mla_piece piece;
         do {
             if (!walk_next(args, walk, piece)) {
+                at.more = false;
+                __syncwarp();
                 return false;
             }
         } while (piece.begin >= piece.end);
@@ -112,6 +119,7 @@ __device__ __forceinline__ bool next_block(const mla_sm90_sparse_args &args, int
     __syncwarp();
     if (lead) {
         at.block = block;
+        at.more = true;
     }
     __syncwarp();
     return true;
@@ -142,10 +150,11 @@ struct listed_key {
     bool second;  /* of pool 1 */
 };
 
-/* Entry `row` of the cursor's block. */
-__device__ __forceinline__ listed_key load_key(int32_t row)
+/* This lane's entry of the cursor's block: a warp has 16 rows, lanes 16 to 31 the same again. */
+__device__ __forceinline__ listed_key load_key()
 {
     const block_cursor &at = my_cursor();
+    const int32_t thread = thread_index(), row = thread / 32 % 4 * 16 + thread % 16;
     listed_key key = {-1, false};
     const int32_t token = at.block * MLA_BLOCK_TOKENS + row;
     if (token < at.piece.tokens) {

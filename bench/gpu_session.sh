@@ -72,6 +72,7 @@ fi
 if [[ $what != check ]]; then
     run 60 "$drivers/gpu_dense" small
     run 150 "$drivers/gpu_dense" bench
+    run 60 "$drivers/gpu_sparse" small
     run 150 "$drivers/gpu_sparse" bench
 fi
 awk -v broken=$broken '/ passed, .* failed, .* skipped/ {

@@ -16,15 +16,23 @@ __device__ __forceinline__ uint64_t v_major(const void *tile)
     return wgmma_descriptor(smem_addr(tile), MLA_SM90_TILE_BYTES, 1024);
 }
 
-/* S (+)= Q K^T over one tile of 64 columns, as soon as that tile has landed. With `order`, its
- * writers left it to the readers to order their stores before the tensor cores' reads. */
-template <bool f16, int tile, bool order = false, bool q8_stored = false>
+/*
+ * S (+)= Q K^T over one tile of 64 columns, as soon as that tile has landed. With `by_half` the
+ * tiles' writers left it to the readers to order their stores before the tensor cores' reads: that
+ * is done once for tiles 0 to 3 and once for the others, since it costs more than to wait for them.
+ */
+template <bool f16, int tile, bool by_half = false, bool q8_stored = false, int last_tile = 8>
 __device__ __forceinline__ void qk_tile(float (&s)[32], const uint32_t (&q8)[16], int buffer,
                                         uint32_t parity, bool first)
 {
     mla_sm90_dense_smem &sm = shared();
-    wait_for(sm.k_full[buffer][tile], parity);
-    if constexpr (order) {
+    if constexpr (!by_half) {
+        wait_for(sm.k_full[buffer][tile], parity);
+    } else if constexpr (tile % 4 == 0 && tile < 8) {
+#pragma unroll
+        for (int32_t i = tile; i <= (tile == 0 ? 3 : last_tile); ++i) {
+            wait_for(sm.k_full[buffer][i], parity);
+        }
         fence_proxy_async();
     }
     const uint64_t k = k_major(sm.k[buffer][tile]);

@@ -12,13 +12,12 @@ enum rope_tile { ROPE_ALWAYS, ROPE_NEVER, ROPE_ASKED };
 
 /*
  * What the consumers must know of their keys, at compile time. Keys that are gathered may be
- * missing anywhere in a block: sm.seen tells, and their rows are zero. Paged ones end with the
- * request, and rows past its end may hold anything. `unordered` has a bit for each tile whose
- * readers must order its writers' stores before the tensor cores' reads.
+ * missing anywhere in a block: sm.seen tells, and their rows are zero; threads wrote them, and
+ * leave the order of that before the tensor cores' reads to the readers. Paged ones end with the
+ * request, and rows past its end may hold anything.
  */
 struct paged_keys {
     static constexpr rope_tile rope = ROPE_ALWAYS;
-    static constexpr uint32_t unordered = 0;
     static constexpr bool gathered = false;
     static constexpr bool maxima = false; /* whether the rows' largest products are wanted */
     /* Whether both numerators take turns in the left one's tile, and Q's ninth tile lies in the
@@ -43,13 +42,18 @@ __device__ __forceinline__ void next_tile(const mla_sm90_dense_args &args, float
                                           const uint32_t (&q8)[16], int buffer, uint32_t parity,
                                           bool first)
 {
-    if constexpr (tile == MLA_SM90_Q_TILES && Keys::rope != ROPE_ALWAYS) {
-        if (Keys::rope == ROPE_NEVER || args.d_qk <= MLA_SM90_Q_TILES * MLA_SM90_TILE_COLS) {
-            return;
-        }
+    constexpr bool maybe_last = tile == MLA_SM90_Q_TILES && Keys::rope != ROPE_ALWAYS;
+    if (maybe_last && (Keys::rope == ROPE_NEVER || args.d_qk <= MLA_SM90_Q_TILES * MLA_SM90_TILE_COLS)) {
+        return;
     }
-    qk_tile<f16, tile, (Keys::unordered >> tile & 1) != 0, Keys::shares_p>(s, q8, buffer, parity,
-                                                                           first);
+    constexpr int last_tile = Keys::rope == ROPE_ALWAYS ? 8 : 7;
+    if constexpr (Keys::gathered && Keys::rope == ROPE_ASKED && tile == MLA_SM90_Q_TILES) {
+        wait_for(shared().k_full[buffer][tile], parity);
+        fence_proxy_async();
+    }
+    if constexpr (!maybe_last || Keys::rope == ROPE_ASKED) {
+        qk_tile<f16, tile, Keys::gathered, Keys::shares_p, last_tile>(s, q8, buffer, parity, first);
+    }
 }
 
 /* Hides what the rows do not see of a block, after its tiles have landed. V's rows that may hold

@@ -239,7 +239,6 @@ __device__ __forceinline__ void convert_rows(const mla_sm90_sparse_args &args,
 
 template <class Rows> struct fp8_keys {
     static constexpr rope_tile rope = Rows::rope;
-    static constexpr uint32_t unordered = 0x1ff;
     static constexpr bool gathered = true;
     static constexpr bool maxima = false;
     static constexpr bool shares_p = Rows::rope != ROPE_NEVER;

@@ -84,7 +84,6 @@ __device__ __forceinline__ void gather_rows(const mla_sm90_sparse_args &args,
 /* Keys of d_qk 576 or 512 in 16 bits. */
 template <bool wants_maxima> struct gathered_keys {
     static constexpr rope_tile rope = ROPE_ASKED;
-    static constexpr uint32_t unordered = 0x1ff;
     static constexpr bool gathered = true;
     static constexpr bool maxima = wants_maxima;
     static constexpr bool shares_p = false;

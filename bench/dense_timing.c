@@ -105,13 +105,8 @@ static void free_decode(decode_bench *d)
 
 void bench_large(const mla_ctx *gpu, const char *filter, int32_t num_parts)
 {
-    gemm_bench yardstick = open_gemm();
-    const gpu_sensors sensors = open_sensors();
-    const workload gemm = {run_gemm, &yardstick};
-    printf("burst: median of 7 runs after 0.4 s idle; sustained: after 0.5 s back to back; ratios "
-           "to cuBLAS bf16 8192^3 before and after\n");
-    printf("%-34s %9s %7s %6s | %9s %7s %6s %6s %5s %6s\n", "shape", "burst us", "TFLOP/s", "ratio",
-           "sust. us", "TFLOP/s", "GB/s", "ratio", "MHz", "W");
+    const yardstick beside = open_yardstick();
+    print_beside_head();
     for (size_t i = 0; i < sizeof large_shapes / sizeof large_shapes[0]; i++) {
         const bench_shape *s = &large_shapes[i];
         char name[64];
@@ -124,43 +119,17 @@ void bench_large(const mla_ctx *gpu, const char *filter, int32_t num_parts)
         decode_bench d;
         random_seed(7);
         make_decode(gpu, s, num_parts, &d);
-        const workload decode = {run_decode, &d};
-        double gemm_rate[2] = {0}, burst_gemm = 0;
-        if (yardstick.blas.library != NULL) {
-            burst_gemm = gemm_flops / time_burst(&gemm);
-        }
-        const double burst = time_burst(&decode);
-        if (yardstick.blas.library != NULL) {
-            gemm_rate[0] = gemm_flops / time_back_to_back(&gemm, 0.4, 0.2, &sensors).seconds;
-        }
-        const timing t = time_back_to_back(&decode, 0.5, 0.3, &sensors);
-        if (yardstick.blas.library != NULL) {
-            gemm_rate[1] = gemm_flops / time_back_to_back(&gemm, 0.4, 0.2, &sensors).seconds;
-        }
-        const double gemm_mean = (gemm_rate[0] + gemm_rate[1]) / 2;
-        printf("%-34s %9.1f %7.1f %6.3f | %9.1f %7.1f %6.0f %6.3f %5.0f %6.0f  cuBLAS %.0f %.0f\n",
-               name, burst * 1e6, d.flops / burst * 1e-12,
-               burst_gemm > 0 ? d.flops / burst / burst_gemm : 0, t.seconds * 1e6,
-               d.flops / t.seconds * 1e-12, d.bytes / t.seconds * 1e-9,
-               gemm_mean > 0 ? d.flops / t.seconds / gemm_mean : 0, t.megahertz, t.watts,
-               burst_gemm * 1e-12, gemm_mean * 1e-12);
-        fflush(stdout);
+        time_beside_gemm(name, &(workload){run_decode, &d}, d.flops, d.bytes, &beside);
         free_decode(&d);
     }
 }
 
 void bench_small(const mla_ctx *gpu, const char *filter, int32_t num_parts)
 {
-    enum { CALLS = 20, REPLAYS = 15 };
-    printf("small batches: us a call, median of %d replays of a CUDA graph of %d calls\n", REPLAYS,
-           CALLS);
+    print_graph_head();
     for (size_t i = 0; i < sizeof small_shapes / sizeof small_shapes[0]; i++) {
         const bench_shape *s = &small_shapes[i];
         decode_bench d;
-        cudaGraph_t graph;
-        cudaGraphExec_t exec;
-        cudaEvent_t begin, end;
-        float ms[REPLAYS];
         char name[64];
         snprintf(name, sizeof name, "b%lld h_q%lld s_k%lld", (long long)s->b, (long long)s->h_q,
                  (long long)s->s_k);
@@ -170,27 +139,13 @@ void bench_small(const mla_ctx *gpu, const char *filter, int32_t num_parts)
         random_seed(7);
         make_decode(gpu, s, num_parts, &d);
         check_cuda(cudaStreamCreateWithFlags(&d.stream, cudaStreamNonBlocking), "stream");
-        cudaEventCreate(&begin), cudaEventCreate(&end);
-        check_cuda(cudaStreamBeginCapture(d.stream, cudaStreamCaptureModeGlobal), "capture");
-        for (int call = 0; call < CALLS; call++) {
-            run_decode(&d, call);
-        }
-        check_cuda(cudaStreamEndCapture(d.stream, &graph), "capture");
-        check_cuda(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
-        for (int replay = 0; replay < REPLAYS; replay++) {
-            cudaEventRecord(begin, d.stream);
-            check_cuda(cudaGraphLaunch(exec, d.stream), "cudaGraphLaunch");
-            cudaEventRecord(end, d.stream);
-            check_cuda(cudaEventSynchronize(end), "graph");
-            cudaEventElapsedTime(&ms[replay], begin, end);
-        }
+        const double seconds = time_graph(&(workload){run_decode, &d}, d.stream);
         mla_plan_header header;
         device_read(&header, d.buffers.plan.buffer, sizeof header, "plan");
-        printf("%-22s %8.1f us   %d parts x %d columns\n", name, median(ms, REPLAYS) * 1e3 / CALLS,
-               header.num_parts, header.column_parts);
+        printf("%-22s %8.1f us   %d parts x %d columns\n", name, seconds * 1e6, header.num_parts,
+               header.column_parts);
         fflush(stdout);
-        cudaGraphExecDestroy(exec), cudaGraphDestroy(graph), cudaStreamDestroy(d.stream);
-        cudaEventDestroy(begin), cudaEventDestroy(end);
+        cudaStreamDestroy(d.stream);
         free_decode(&d);
     }
 }

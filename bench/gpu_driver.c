@@ -76,17 +76,26 @@ int32_t *random_order(int64_t count)
     return order;
 }
 
+uint8_t *device_repeat(const void *pattern, size_t pattern_bytes, size_t bytes)
+{
+    uint8_t *data = device_alloc(bytes);
+    for (size_t at = 0; at < bytes; at += pattern_bytes) {
+        const size_t left = bytes - at < pattern_bytes ? bytes - at : pattern_bytes;
+        check_cuda(at == 0 ? cudaMemcpy(data, pattern, left, cudaMemcpyHostToDevice)
+                           : cudaMemcpy(data + at, data, left, cudaMemcpyDeviceToDevice),
+                   "cudaMemcpy");
+    }
+    return data;
+}
+
 uint16_t *device_normals(size_t elems, float std)
 {
     enum { PATTERN = 1 << 22 };
-    uint16_t *host = malloc((size_t)PATTERN * 2), *data = device_alloc(elems * 2);
+    uint16_t *host = malloc((size_t)PATTERN * 2);
     for (size_t i = 0; i < PATTERN; i++) {
         host[i] = mla_f32_to_bf16(random_normal() * std);
     }
-    for (size_t i = 0; i < elems; i += PATTERN) {
-        const size_t count = elems - i < PATTERN ? elems - i : PATTERN;
-        check_cuda(cudaMemcpy(data + i, host, count * 2, cudaMemcpyHostToDevice), "cudaMemcpy");
-    }
+    void *data = device_repeat(host, (size_t)PATTERN * 2, elems * 2);
     free(host);
     return data;
 }
@@ -143,7 +152,10 @@ void free_buffers(buffers *b, bool device)
 void run_once(const mla_ctx *ctx, const mla_problem *problem, const mla_tensors *t, buffers *b,
               void *stream)
 {
-    const mla_lengths lengths = {.struct_size = sizeof lengths, .seqlens = t->seqlens};
+    const mla_lengths lengths = {.struct_size = sizeof lengths,
+                                 .seqlens = t->seqlens,
+                                 .topk_length = t->topk_length,
+                                 .extra_topk_length = t->extra_topk_length};
     check_mla(mla_plan_build(ctx, problem, &lengths, &b->plan, stream), "mla_plan_build");
     check_mla(mla_run(ctx, problem, t, &b->plan, b->workspace, b->sizes.workspace_bytes, stream),
               "mla_run");

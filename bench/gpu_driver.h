@@ -31,6 +31,9 @@ float random_normal(void);
 /* 0 ... count - 1 shuffled, for the caller to free. */
 int32_t *random_order(int64_t count);
 
+/* Device memory that holds `pattern` again and again. */
+uint8_t *device_repeat(const void *pattern, size_t pattern_bytes, size_t bytes);
+
 /* Normal bf16 numbers on the device; they repeat after 2^22. */
 uint16_t *device_normals(size_t elems, float std);
 

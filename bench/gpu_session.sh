@@ -39,16 +39,16 @@ run() { # seconds, command ...
     fi
 }
 
-sanitize() { # tool, filter
+sanitize() { # tool, driver, filter
     if ! command -v compute-sanitizer >/dev/null; then
         echo "sanitizer: 0 passed, 0 failed, 1 skipped" | tee -a "$log"
     elif timeout 100 compute-sanitizer --tool "$1" --error-exitcode 9 \
-        "$drivers/gpu_dense" check "$2" \
+        "$drivers/$2" check "$3" \
         >"$log.$1" 2>&1; then
-        echo "sanitizer $1 on '$2': 1 passed, 0 failed, 0 skipped" | tee -a "$log"
+        echo "sanitizer $1 on $2 '$3': 1 passed, 0 failed, 0 skipped" | tee -a "$log"
     else
         grep -v '^ok' "$log.$1" | head -15
-        echo "sanitizer $1 on '$2': 0 passed, 1 failed, 0 skipped" | tee -a "$log"
+        echo "sanitizer $1 on $2 '$3': 0 passed, 1 failed, 0 skipped" | tee -a "$log"
     fi
     rm -f "$log.$1"
 }
@@ -58,15 +58,22 @@ if [[ $what != bench ]]; then
     run 30 "$drivers/gpu_dense" check smallest
     run 120 "$drivers/gpu_dense" check
     run 60 "$drivers/gpu_dense" plan
+    run 30 "$drivers/gpu_sparse" check "sparse/topk topk=1 "
+    run 240 "$drivers/gpu_sparse" check
     run 30 "$drivers/gpu_rows"
     for tool in memcheck synccheck racecheck; do
-        sanitize $tool "tail"
-        sanitize $tool "columns 1000"
+        sanitize $tool gpu_dense "tail"
+        sanitize $tool gpu_dense "columns 1000"
+        sanitize $tool gpu_sparse "sparse/holes"
+        sanitize $tool gpu_sparse "parts-sink num_parts=5 "
+        sanitize $tool gpu_sparse "prefill/topk-length"
     done
 fi
 if [[ $what != check ]]; then
     run 60 "$drivers/gpu_dense" small
     run 150 "$drivers/gpu_dense" bench
+    run 60 "$drivers/gpu_sparse" small
+    run 150 "$drivers/gpu_sparse" bench
 fi
 awk -v broken=$broken '/ passed, .* failed, .* skipped/ {
         for (i = 1; i < NF; i++) {

@@ -8,21 +8,16 @@
 #include "cublas_baseline.h"
 #include "gpu_sensors.h"
 
-/* cuBLAS, bf16 8192^3, and its matrices. */
-typedef struct gemm_bench {
+#include <cuda_runtime_api.h>
+
+/* cuBLAS, bf16 8192^3, with its matrices, and the sensors of the first device. */
+typedef struct yardstick {
     cublas_baseline blas; /* its library is NULL when absent */
     void *a, *b, *c;
-} gemm_bench;
+    gpu_sensors sensors;
+} yardstick;
 
-extern const double gemm_flops;
-
-gemm_bench open_gemm(void);
-
-/* A workload: one multiplication; the state is a gemm_bench. */
-void run_gemm(void *state, int idx);
-
-/* Of the first device. */
-gpu_sensors open_sensors(void);
+yardstick open_yardstick(void);
 
 /* What is timed: one launch sequence, and how many of them a measurement repeats. */
 typedef struct workload {
@@ -30,19 +25,17 @@ typedef struct workload {
     void *state;
 } workload;
 
-typedef struct timing {
-    double seconds;          /* a run, mean over the measured runs */
-    double megahertz, watts; /* while they ran; 0: unknown */
-} timing;
+/*
+ * One line of a table: single runs of a chip that idled (burst) and runs back to back (sustained),
+ * each beside cuBLAS before and after, as shares of its speed.
+ */
+void print_beside_head(void);
+void time_beside_gemm(const char *name, const workload *w, double flops, double bytes,
+                      const yardstick *beside);
 
-/* Back to back for about `warm` seconds, then `measure` seconds timed by events. */
-timing time_back_to_back(const workload *w, double warm, double measure,
-                         const gpu_sensors *sensors);
-
-/* On a chip that idled: the median of single runs, in seconds. */
-double time_burst(const workload *w);
-
-/* Sorts the values. */
-float median(float *values, int count);
+/* Seconds a run: the median of replays of a CUDA graph of several. The workload enqueues on
+ * `stream`, which is none of the default ones. */
+void print_graph_head(void);
+double time_graph(const workload *w, cudaStream_t stream);
 
 #endif

@@ -97,8 +97,9 @@ typedef struct batch_spec {
     int64_t num_parts;
     bool causal, batch_invariant, lse_empty_pos_inf;
 
-    double q_std;  /* default 1; negative: q is zero */
-    double kv_std; /* default 1 */
+    double q_std;    /* default 1; negative: q is zero */
+    double kv_std;   /* default 1 */
+    bool odd_scales; /* 656-byte rows: any scales, not the powers of two that writers make */
     bool equal_keys;
     bool
         plain_scales; /* of FP8 rows: one power of two, as mla_pack() writes it for normal values */

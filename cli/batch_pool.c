@@ -105,7 +105,8 @@ static void write_656(batch_pool *pool, uint8_t *row)
     value_stock_draw_bytes(&pool->fp8_values, &pool->random, row, LATENT);
     float scales[4];
     for (int group = 0; group < 4; group++) {
-        scales[group] = (float)random_scale(pool);
+        double scale = random_scale(pool);
+        scales[group] = (float)(pool->spec->odd_scales ? scale : exp2(rint(log2(scale))));
         /* Now and then a group of nothing: scale 0, which must give 0. */
         if (rng_below(&pool->random, 64) == 0) {
             scales[group] = 0.0f;

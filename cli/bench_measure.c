@@ -117,19 +117,23 @@ static bool rotate_cache(subject *one, const bench_settings *settings, size_t ca
     if (settings->no_rotation || one->pool_bytes == 0) {
         return true;
     }
-    int64_t copies = (int64_t)((wanted + one->pool_bytes - 1) / one->pool_bytes);
-    copies = copies > MAX_ROTATIONS ? MAX_ROTATIONS : copies;
+    /* A sparse job reads a part of its pool only. */
+    size_t read = (size_t)one->input.kv_bytes;
+    read = read == 0 || read > one->pool_bytes ? one->pool_bytes : read;
+    size_t copies_most = rotation_bytes_most / one->pool_bytes;
+    copies_most = copies_most < MAX_ROTATIONS ? copies_most : MAX_ROTATIONS;
+    size_t copies = (wanted + read - 1) / read;
+    copies = copies < copies_most ? copies : copies_most;
     if (copies < 2) {
         return true;
     }
-    one->copies = memory_alloc(memory, (size_t)copies * one->pool_bytes);
-    for (int64_t i = 0; one->copies != NULL && i < copies; i++) {
-        if (!memory_upload(memory, one->copies + (size_t)i * one->pool_bytes, pool->data,
-                           pool->bytes)) {
+    one->copies = memory_alloc(memory, copies * one->pool_bytes);
+    for (size_t i = 0; one->copies != NULL && i < copies; i++) {
+        if (!memory_upload(memory, one->copies + i * one->pool_bytes, pool->data, pool->bytes)) {
             return false;
         }
     }
-    one->rotations = copies;
+    one->rotations = (int64_t)copies;
     return one->copies != NULL;
 }
 

@@ -16,7 +16,8 @@ typedef struct preset_row {
 #define SPARSE  MLA_OP_SPARSE_DECODE
 #define PREFILL MLA_OP_SPARSE_PREFILL
 
-/* keys: length of a request; of the pool when sparse. The GPU's shapes, and its normal values
+/* keys: length of a request; of the pool when sparse, of each request's share of it on a GPU, where
+ * rows that several requests name would come from its L2. The GPU's shapes, and its normal values
  * of deviation 0.1, are those that the field compares kernels with; on a CPU they would take
  * minutes. Values matter on a GPU whose clock depends on the power that they draw. */
 static const preset_row rows[] = {
@@ -69,7 +70,9 @@ static const preset_row rows[] = {
     {"sparse", false, true, SPARSE, MLA_KV_FP8_656, 128, 2, 128, 32768, 2048},
     {"sparse", false, true, SPARSE, MLA_KV_FP8_656, 128, 1, 64, 32768, 2048},
     {"sparse", false, true, SPARSE, MLA_KV_FP8_656, 2, 1, 128, 32768, 2048},
+    {"sparse", false, true, SPARSE, MLA_KV_FP8_656, 64, 1, 128, 32768, 32768},
     {"sparse", false, true, SPARSE, MLA_KV_FP8_584, 128, 1, 128, 32768, 2048},
+    {"sparse", false, true, SPARSE, MLA_KV_NATIVE, 128, 1, 128, 32768, 2048},
 
     {"prefill", true, false, PREFILL, MLA_KV_NATIVE, 1, 32, 128, 8192, 2048},
     {"prefill", true, false, PREFILL, MLA_KV_NATIVE, 1, 256, 128, 8192, 512},
@@ -90,6 +93,7 @@ int32_t bench_preset(const char *name, mla_backend backend, bench_point *points)
         }
         assert(count < BENCH_MAX_POINTS);
         bool dense = row->op == MLA_OP_DENSE_DECODE;
+        int64_t slots = row->keys * (on_gpu ? row->batch : 1);
         points[count++] = (bench_point){.spec = {.op = row->op,
                                                  .kv_format = row->kv_format,
                                                  .batch = row->batch,
@@ -101,7 +105,7 @@ int32_t bench_preset(const char *name, mla_backend backend, bench_point *points)
                                                  .len_min = dense ? row->keys : 0,
                                                  .len_max = dense ? row->keys : 0,
                                                  .causal = dense && row->s_q > 1,
-                                                 .pool_slots = dense ? 0 : row->keys},
+                                                 .pool_slots = dense ? 0 : slots},
                                         .with_dense = row->op == MLA_OP_SPARSE_DECODE};
     }
     return count;

@@ -34,7 +34,8 @@ enum {
     VARIANT_584 = 16,
     VARIANT_NATIVE = VARIANT_BF16 | VARIANT_F16,
     VARIANT_ALL_NATIVE = VARIANT_NATIVE | VARIANT_BF16_512,
-    VARIANT_ALL = 31
+    VARIANT_ALL = 31,
+    NUM_VARIANTS = 5
 };
 
 /* A line of the case list: a batch, in some variants, once for each value of one of its fields. */
@@ -53,6 +54,11 @@ typedef struct check_case {
 
 extern const check_case check_cases[];
 extern const int32_t num_check_cases;
+
+/* The batches that a case may stand for; number `i` of them with its name, or false where the case
+ * leaves out the variant. */
+int32_t check_case_count(const check_case *item);
+bool check_case_spec(const check_case *item, int32_t i, batch_spec *spec, char *name, size_t size);
 
 /* A check that is more than a comparison of one batch with the reference. */
 typedef struct check_special {

@@ -5,6 +5,9 @@
  */
 #include "check.h"
 
+#include <stdio.h>
+#include <string.h>
+
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof((array)[0])))
 #define SWEEP(type, field, ...)                                                                    \
     .sweep = #field, .sweep_offset = offsetof(batch_spec, field), .sweep_type = (type),            \
@@ -171,16 +174,31 @@ const check_case check_cases[] = {
      SWEEP_COUNT(topk, 1, 63, 64, 65, 2048)},
     {"sparse/topk-16384", {SPARSE, .batch = 1, .topk = 16384, .pool_slots = 20000},
      VARIANT_BF16 | VARIANT_656, false, ONCE},
-    {"sparse/topk-above-pool", {SPARSE, .batch = 2, .topk = 300, .pool_slots = 10}, VARIANT_ALL,
-     false, ONCE},
+    {"sparse/topk-32768", {SPARSE, .h_q = 128, .topk = 32768, .pool_slots = 50000},
+     VARIANT_NATIVE | VARIANT_656 | VARIANT_584, false, ONCE},
+    /* Values as small as the absolute tolerance is meant for: each key counts thirty times, and so
+     * does the error of a weight that is rounded to bf16. */
+    {"sparse/topk-above-pool", {SPARSE, .batch = 2, .topk = 300, .pool_slots = 10, .kv_std = 0.1},
+     VARIANT_ALL, false, ONCE},
     {"sparse/topk-length", {SPARSE, .batch = 4, .s_q = 2, .topk = 150}, VARIANT_ALL, true,
      SWEEP_RULE(topk_length, 1, 2, 3, 4)},
     {"sparse/page-size", {SPARSE, .batch = 2, .topk = 150}, VARIANT_ALL, false,
      SWEEP_COUNT(page_size, 1, 2, 53, 61, 64, 69, 256, 576)},
     {"sparse/heads", {SPARSE, .batch = 2, .topk = 130, .holes = HOLES_SCATTERED}, VARIANT_ALL,
-     false, SWEEP_COUNT(h_q, 1, 3, 16, 64, 65, 128, 129)},
-    {"sparse/two-kv-heads", {SPARSE, .batch = 2, .h_kv = 2, .topk = 130},
-     VARIANT_NATIVE, false, ONCE},
+     false, SWEEP_COUNT(h_q, 1, 3, 16, 63, 64, 65, 127, 128, 129, 256)},
+    {"sparse/many-row-tiles", {SPARSE, .h_q = 8512, .topk = 70}, VARIANT_BF16 | VARIANT_656, false,
+     ONCE},
+    {"sparse/query-tokens", {SPARSE, .batch = 3, .h_q = 24, .topk = 150,
+                             .topk_length = TOPK_LENGTH_RANDOM},
+     VARIANT_ALL, false, SWEEP_COUNT(s_q, 1, 2, 3, 4, 17)},
+    {"sparse/two-kv-heads", {SPARSE, .batch = 2, .s_q = 2, .h_kv = 2, .topk = 130},
+     VARIANT_ALL_NATIVE, false, SWEEP_COUNT(h_q, 2, 16, 128, 130)},
+    {"sparse/scale", {SPARSE, .batch = 2, .topk = 200, .holes = HOLES_SCATTERED}, VARIANT_ALL,
+     false, SWEEP_NUMBER(softmax_scale, -0.05, 1e-50, 0.1)},
+    {"sparse/zero-q", {SPARSE, .batch = 2, .q_std = -1.0, .topk = 200}, VARIANT_ALL, false, ONCE},
+    {"sparse/no-keys-positive-infinity",
+     {SPARSE, .batch = 3, .lse_empty_pos_inf = true, .topk_length = TOPK_LENGTH_ZERO}, VARIANT_ALL,
+     false, ONCE},
     {"sparse/extra-pool",
      {SPARSE, .batch = 3, .s_q = 2, .topk = 100, .extra_page_size = 2, .extra_pool_slots = 333,
       .holes = HOLES_SCATTERED, .topk_length = TOPK_LENGTH_RANDOM},
@@ -195,18 +213,29 @@ const check_case check_cases[] = {
      VARIANT_ALL, false, ONCE},
     {"sparse/offset-past-2^31", {SPARSE, .batch = 2, .topk = 100, .page_gap = 300 << 20},
      VARIANT_BF16 | VARIANT_656, false, ONCE},
+    {"sparse/offset-past-2^32", {SPARSE, .batch = 2, .topk = 100, .page_gap = 600 << 20},
+     VARIANT_656 | VARIANT_584, false, ONCE},
     {"sparse/batch", {SPARSE, .h_q = 4, .topk = 70}, VARIANT_656 | VARIANT_584, false,
      SWEEP_COUNT(batch, 1, 37, 133)},
     {"sparse/66000-query-rows", {SPARSE, .batch = 22000, .s_q = 3, .h_q = 1, .topk = 3},
      VARIANT_656, false, ONCE},
     {"sparse/parts", {SPARSE, .batch = 2, .topk = 1000, .topk_length = TOPK_LENGTH_RANDOM},
-     VARIANT_BF16 | VARIANT_656, false, SWEEP_COUNT(num_parts, 1, 2, 33, 161)},
+     VARIANT_ALL, false, SWEEP_COUNT(num_parts, 1, 2, 31, 33, 132, 161, 256)},
+    {"sparse/parts-sink", {SPARSE, .batch = 2, .s_q = 2, .h_q = 128, .topk = 700,
+                           .extra_topk = 100, .sink = SINK_MIXED, .lse_by_head = true,
+                           .holes = HOLES_FIRST_TILE},
+     VARIANT_ALL, false, SWEEP_COUNT(num_parts, 5, 50)},
+    {"sparse/whole-requests", {SPARSE, .batch = 5, .h_q = 64, .topk = 700, .batch_invariant = true,
+                               .topk_length = TOPK_LENGTH_RANDOM},
+     VARIANT_BF16 | VARIANT_656, false, ONCE},
 
     /* Sparse prefill. */
     {"prefill/holes", {PREFILL, .s_q = 5, .topk = 200}, VARIANT_ALL_NATIVE, true,
      SWEEP_RULE(holes, 0, 1, 2, 3, 4, 5)},
     {"prefill/topk", {PREFILL, .s_q = 3, .pool_slots = 2000}, VARIANT_ALL_NATIVE, false,
      SWEEP_COUNT(topk, 1, 63, 64, 65, 512, 2048)},
+    {"prefill/topk-32768", {PREFILL, .s_q = 2, .h_q = 128, .topk = 32768, .pool_slots = 50000},
+     VARIANT_BF16, false, ONCE},
     {"prefill/tokens", {PREFILL, .topk = 100, .h_q = 8, .holes = HOLES_SCATTERED},
      VARIANT_ALL_NATIVE, false, SWEEP_COUNT(s_q, 1, 7, 64, 200, 1000)},
     {"prefill/heads", {PREFILL, .s_q = 3, .topk = 100}, VARIANT_ALL_NATIVE, false,
@@ -226,3 +255,48 @@ const check_case check_cases[] = {
 /* clang-format on */
 
 const int32_t num_check_cases = COUNT(check_cases);
+
+static void set_swept(const check_case *item, int32_t index, batch_spec *spec)
+{
+    uint8_t *field = (uint8_t *)spec + item->sweep_offset;
+    double value = item->sweep_values[index];
+    if (item->sweep_type == SWEEP_DOUBLE) {
+        memcpy(field, &value, sizeof value);
+    } else if (item->sweep_type == SWEEP_ENUM) {
+        int number = (int)value;
+        memcpy(field, &number, sizeof number);
+    } else {
+        int64_t number = (int64_t)value;
+        memcpy(field, &number, sizeof number);
+        /* A swept len_max stands for one length, not for a range from zero. */
+        if (item->sweep_offset == offsetof(batch_spec, len_max)) {
+            spec->len_min = number;
+        }
+    }
+}
+
+int32_t check_case_count(const check_case *item)
+{
+    return NUM_VARIANTS * (item->num_sweep_values > 0 ? item->num_sweep_values : 1);
+}
+
+bool check_case_spec(const check_case *item, int32_t i, batch_spec *spec, char *name, size_t size)
+{
+    static const char *const variant_names[] = {"bf16", "f16", "bf16-512", "fp8_656", "fp8_584"};
+    const int32_t bit = i % NUM_VARIANTS, swept = i / NUM_VARIANTS;
+    if (!(item->variants & (1u << bit))) {
+        return false;
+    }
+    *spec = item->spec;
+    spec->dtype = bit == 1 ? MLA_DTYPE_F16 : MLA_DTYPE_BF16;
+    spec->d_qk = bit == 2 || bit == 4 ? 512 : 576;
+    spec->kv_format = bit == 3 ? MLA_KV_FP8_656 : bit == 4 ? MLA_KV_FP8_584 : MLA_KV_NATIVE;
+    if (item->num_sweep_values > 0) {
+        set_swept(item, swept, spec);
+        snprintf(name, size, "%s %s=%g %s", item->name, item->sweep, item->sweep_values[swept],
+                 variant_names[bit]);
+    } else {
+        snprintf(name, size, "%s %s", item->name, variant_names[bit]);
+    }
+    return true;
+}

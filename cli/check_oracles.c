@@ -200,6 +200,73 @@ static void sparse_equals_dense(const engine *reference, const check_lane *lane,
     check_bench_close(&bench);
 }
 
+/* Overwrites a native pool with the rows of an FP8 one of the same slots, rounded to bf16. */
+static bool unpack_pool(const engine *reference, const mla_pool *from, int64_t page_size,
+                        guarded_memory *to)
+{
+    const mla_pack_args args = {.struct_size = sizeof args,
+                                .kv_format = MLA_KV_FP8_656,
+                                .dtype = MLA_DTYPE_BF16,
+                                .num_tokens = from->num_pages * page_size,
+                                .h_kv = 1,
+                                .d_qk = 576,
+                                .page_size = page_size,
+                                .num_pages = from->num_pages,
+                                .rows = to->data,
+                                .cache = (void *)(uintptr_t)from->data,
+                                .cache_stride = {from->stride[0], from->stride[1]}};
+    return mla_unpack(reference->ctx, &args, NULL) == MLA_OK;
+}
+
+/* What the reference makes of the rows of an FP8 batch once they are rounded to bf16. */
+static bool compute_rounded(const engine *reference, const batch *input, uint64_t seed,
+                            batch_outputs *want)
+{
+    batch_spec spec = input->spec;
+    batch native; /* the same seed gives the same queries and indices */
+    spec.kv_format = MLA_KV_NATIVE;
+    if (!batch_build(&native, &spec, seed)) {
+        return false;
+    }
+    const bool ok = unpack_pool(reference, &input->tensors.kv, spec.page_size,
+                                &native.memory[TENSOR_KV]) &&
+                    unpack_pool(reference, &input->tensors.extra_kv, spec.extra_page_size,
+                                &native.memory[TENSOR_EXTRA_KV]) &&
+                    job_once(reference, &native, want) == MLA_OK;
+    batch_free(&native);
+    return ok;
+}
+
+/*
+ * Scales that are no powers of two count as the float32 numbers they are. Matrix units take keys of
+ * 16 bits, so a GPU rounds their products to bf16, and its answer is that of the rounded rows.
+ */
+static void odd_scales(const engine *reference, const check_lane *lane, uint64_t seed,
+                       check_result *result)
+{
+    check_bench bench;
+    const batch_spec spec = {.op = MLA_OP_SPARSE_DECODE,
+                             .kv_format = MLA_KV_FP8_656,
+                             .batch = 3,
+                             .s_q = 2,
+                             .h_q = 64,
+                             .topk = 200,
+                             .extra_topk = 70,
+                             .extra_page_size = 3,
+                             .holes = HOLES_SCATTERED,
+                             .topk_length = TOPK_LENGTH_RANDOM,
+                             .odd_scales = true};
+    bool ok = check_bench_open(&bench, reference, &spec, seed, result);
+    if (ok && lane->runner.info.backend == MLA_BACKEND_CUDA) {
+        ok = compute_rounded(reference, &bench.input, seed, &bench.want) ||
+             check_fail(result, "the reference failed on rounded rows");
+    }
+    if (ok && check_bench_place(&bench, lane, result) && check_bench_run(&bench, result)) {
+        check_bench_compare(&bench, result);
+    }
+    check_bench_close(&bench);
+}
+
 /* Random partial results in host memory for the merge check. */
 typedef struct merge_case {
     int64_t rows;
@@ -414,6 +481,7 @@ const check_special check_oracles[] = {
     {"oracle/causal-row-equals-shorter-call", true, true, causal_equals_shorter},
     {"oracle/equal-requests-equal-bits", true, true, equal_requests},
     {"oracle/sparse-of-all-tokens-equals-dense", true, true, sparse_equals_dense},
+    {"oracle/odd-fp8-scales", true, true, odd_scales},
     {"oracle/merge", true, true, merge_parts},
     {"oracle/merge-equals-unsplit", true, true, merge_equals_unsplit},
 };

@@ -149,49 +149,16 @@ static void run_batch(check_run *run, const char *name, const check_case *item,
     batch_free(&input);
 }
 
-static void set_swept(const check_case *item, int32_t index, batch_spec *spec)
-{
-    uint8_t *field = (uint8_t *)spec + item->sweep_offset;
-    double value = item->sweep_values[index];
-    if (item->sweep_type == SWEEP_DOUBLE) {
-        memcpy(field, &value, sizeof value);
-    } else if (item->sweep_type == SWEEP_ENUM) {
-        int number = (int)value;
-        memcpy(field, &number, sizeof number);
-    } else {
-        int64_t number = (int64_t)value;
-        memcpy(field, &number, sizeof number);
-        /* A swept len_max stands for one length, not for a range from zero. */
-        if (item->sweep_offset == offsetof(batch_spec, len_max)) {
-            spec->len_min = number;
-        }
-    }
-}
-
 static void run_case(check_run *run, const check_case *item)
 {
-    static const char *const variant_names[] = {"bf16", "f16", "bf16-512", "fp8_656", "fp8_584"};
-    int32_t count = item->num_sweep_values > 0 ? item->num_sweep_values : 1;
-    for (int32_t i = 0; i < count; i++) {
-        for (int bit = 0; bit < 5; bit++) {
-            if (!(item->variants & (1u << bit))) {
-                continue;
-            }
-            char name[NAME_SIZE];
-            batch_spec spec = item->spec;
-            spec.dtype = bit == 1 ? MLA_DTYPE_F16 : MLA_DTYPE_BF16;
-            spec.d_qk = bit == 2 || bit == 4 ? 512 : 576;
-            spec.kv_format = bit == 3 ? MLA_KV_FP8_656 : bit == 4 ? MLA_KV_FP8_584 : MLA_KV_NATIVE;
-            if (item->num_sweep_values > 0) {
-                set_swept(item, i, &spec);
-                snprintf(name, sizeof name, "%s %s=%g %s", item->name, item->sweep,
-                         item->sweep_values[i], variant_names[bit]);
-            } else {
-                snprintf(name, sizeof name, "%s %s", item->name, variant_names[bit]);
-            }
-            for (uint64_t s = 0; s < run->num_seeds; s++) {
-                run_batch(run, name, item, &spec, run->first_seed + s);
-            }
+    for (int32_t i = 0; i < check_case_count(item); i++) {
+        char name[NAME_SIZE];
+        batch_spec spec;
+        if (!check_case_spec(item, i, &spec, name, sizeof name)) {
+            continue;
+        }
+        for (uint64_t s = 0; s < run->num_seeds; s++) {
+            run_batch(run, name, item, &spec, run->first_seed + s);
         }
     }
 }

@@ -242,7 +242,8 @@ typedef enum mla_dtype {
  *     bytes 512 - 527   four float32 scales, one for each 128 latent values; value = e4m3 * scale
  *     bytes 528 - 655   64 bf16 RoPE values
  *   Readers apply any float32 scale as it is, and a scale of 0 gives 0. mla_pack() writes the scale
- *   2^ceil(log2(max(amax / 448, 1e-4))).
+ *   2^ceil(log2(max(amax / 448, 1e-4))). CUDA kernels round value * scale to bf16, which changes
+ *   nothing where the scale is a power of two.
  *
  * MLA_KV_FP8_584 (DeepSeek V4, "MODEL1"; d_qk 512, h_kv 1), 584 bytes a token. A page of n tokens:
  *     n rows of 576 bytes: 448 float8 e4m3fn values, 64 bf16 RoPE values

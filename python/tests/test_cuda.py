@@ -4,6 +4,7 @@ import libmla
 import pytest
 import torch
 from dense_cases import DenseBatch, DenseCase
+from test_sparse import Pool, some_indices
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -136,6 +137,26 @@ def test_batch_invariant_graph():
         batch.check(out, lse)
 
 
+@pytest.mark.parametrize("row,d", [("656", 576), ("584", 512), ("bf16", 576)])
+def test_sparse_graph_builds_its_schedule(row, d):
+    pool = Pool(20, 64, d, row, "cuda", h_q=64)
+    indices = some_indices(4, 2, 700, len(pool.values))
+    lengths = torch.full((4,), 700, dtype=torch.int32, device="cuda")
+    pool.decode(indices, topk_length=lengths)  # makes q
+    on_gpu = indices.cuda()
+
+    def step():
+        return libmla.flash_mla_with_kvcache(
+            pool.q, pool.cache, None, None, 512, libmla.get_mla_metadata()[0],
+            is_fp8_kvcache=pool.fp8, indices=on_gpu, topk_length=lengths)
+
+    graph, (out, lse) = capture(step, step)
+    for values in ([700, 20, 0, 1], [0, 0, 0, 0], [64, 65, 5000, -3]):
+        lengths.copy_(torch.tensor(values))
+        graph.replay()
+        pool.check(indices, out, lse, lengths=torch.tensor(values))
+
+
 def test_other_stream():
     """Work follows the current stream: inputs written there late are seen."""
     batch = GraphBatch()
@@ -204,15 +225,13 @@ def test_lengths_beyond_the_table_do_no_harm():
     torch.cuda.synchronize()
 
 
-def test_operations_the_gpu_lacks_say_so():
-    q = torch.zeros(2, 16, 576, dtype=torch.bfloat16, device="cuda")
-    kv = torch.zeros(64, 1, 576, dtype=torch.bfloat16, device="cuda")
-    indices = torch.zeros(2, 1, 64, dtype=torch.int32, device="cuda")
-    try:
-        out, _, _ = libmla.flash_mla_sparse_fwd(q, kv, indices, 0.1)
-        assert not out.any()
-    except NotImplementedError as error:
-        assert "CUDA" in str(error)
+def test_what_the_gpu_lacks_says_so():
+    """Dense decode over FP8 rows; the same rows by indices are there."""
+    cache = libmla.fp8_cache(2, 64, 656, torch.empty(0, device="cuda"))
+    q = torch.zeros(1, 1, 16, 576, dtype=torch.bfloat16, device="cuda")
+    table, seqlens = (torch.zeros(shape, dtype=torch.int32, device="cuda") for shape in ((1, 2), 1))
+    with pytest.raises(NotImplementedError, match="CUDA"):
+        libmla.decode(q, cache, table, seqlens, is_fp8_kvcache=True)
 
 
 @pytest.mark.parametrize("row_bytes", [656, 584, 1152])

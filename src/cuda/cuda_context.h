@@ -7,7 +7,8 @@
 
 /*
  * The one list of kernels: constant, cubin, name, dynamic shared memory. It feeds the host's table
- * of functions; tests and the register budget read it too.
+ * of functions; tests and the register budget read it too. Sparse kernels keep more behind the
+ * dense plan of shared memory, of device types only, so they get all there is.
  */
 #define MLA_CUDA_KERNELS(X)                                                                        \
     X(PLAN_CUT, plan_cut, "mla_sm90_plan_cut", 0)                                                  \
@@ -15,6 +16,12 @@
     X(DENSE_F16, dense_decode, "mla_sm90_dense_f16", sizeof(mla_sm90_dense_smem))                  \
     X(DENSE_BF16_SMALL, dense_decode, "mla_sm90_dense_bf16_small", sizeof(mla_sm90_dense_smem))    \
     X(DENSE_F16_SMALL, dense_decode, "mla_sm90_dense_f16_small", sizeof(mla_sm90_dense_smem))      \
+    X(SPARSE_DECODE_FP8_656, sparse_decode, "mla_sm90_sparse_decode_fp8_656", MLA_SM90_SMEM_LIMIT) \
+    X(SPARSE_DECODE_FP8_584, sparse_decode, "mla_sm90_sparse_decode_fp8_584", MLA_SM90_SMEM_LIMIT) \
+    X(SPARSE_DECODE_BF16, sparse_decode, "mla_sm90_sparse_decode_bf16", MLA_SM90_SMEM_LIMIT)       \
+    X(SPARSE_DECODE_F16, sparse_decode, "mla_sm90_sparse_decode_f16", MLA_SM90_SMEM_LIMIT)         \
+    X(SPARSE_PREFILL_BF16, sparse_prefill, "mla_sm90_sparse_prefill_bf16", MLA_SM90_SMEM_LIMIT)    \
+    X(SPARSE_PREFILL_F16, sparse_prefill, "mla_sm90_sparse_prefill_f16", MLA_SM90_SMEM_LIMIT)      \
     X(COMBINE_BF16, combine, "mla_sm90_combine_bf16", 0)                                           \
     X(COMBINE_F16, combine, "mla_sm90_combine_f16", 0)                                             \
     X(MERGE, merge_parts, "mla_sm90_merge", 0)                                                     \
@@ -25,6 +32,8 @@
 #define MLA_CUDA_CUBINS(X)                                                                         \
     X(plan_cut)                                                                                    \
     X(dense_decode)                                                                                \
+    X(sparse_decode)                                                                               \
+    X(sparse_prefill)                                                                              \
     X(combine)                                                                                     \
     X(merge_parts)                                                                                 \
     X(pack_rows)

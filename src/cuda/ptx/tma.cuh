@@ -1,4 +1,4 @@
-/* Tensor copies (TMA), L2 policies and the ordering instructions around them, one a function. */
+/* Tensor copies (TMA), copies of threads, L2 policies and the ordering instructions around them, one a function. */
 #ifndef MLA_PTX_TMA_CUH
 #define MLA_PTX_TMA_CUH
 
@@ -38,6 +38,37 @@ __device__ __forceinline__ void tma_load_5d(uint32_t smem, const void *map, uint
                  ".L2::cache_hint [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(smem),
                  "l"(map), "r"(barrier), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
                  : "memory");
+}
+
+/* A thread: 16 bytes, aligned alike, from global to shared memory, past L1. */
+__device__ __forceinline__ void cp_async_16(uint32_t smem, const void *global, uint64_t policy)
+{
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(smem),
+                 "l"(global), "l"(policy)
+                 : "memory");
+}
+
+/* A thread: one arrival on the barrier as soon as its cp.asyncs so far have landed. */
+__device__ __forceinline__ void cp_async_arrive(uint32_t barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+/* A thread: 16 bytes that no thread writes while the kernel runs, past L1; L2 fetches the 256 bytes
+ * around them. */
+__device__ __forceinline__ uint4 load_16(const void *global)
+{
+    uint4 x;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(global));
+    return x;
+}
+
+/* A thread: L2 fetches the line of this address. */
+__device__ __forceinline__ void prefetch_l2(const void *global)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");
 }
 
 /* Each writing thread: orders its shared-memory stores before later accesses of tensor cores and

@@ -34,6 +34,14 @@ __device__ __forceinline__ void hide_values(int32_t &a, int32_t &b, int32_t &c, 
     asm volatile("" : "+r"(a), "+r"(b), "+r"(c), "+r"(d));
 }
 
+/* threadIdx.x, read where it is needed instead of held in a register. */
+__device__ __forceinline__ int32_t thread_index()
+{
+    uint32_t index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return (int32_t)index;
+}
+
 /* 2^x, 2 ulp; 2^-inf = 0, subnormal results flush to 0. */
 __device__ __forceinline__ float exp2_approx(float x)
 {
@@ -55,6 +63,30 @@ __device__ __forceinline__ uint32_t pack_f16(float lo, float hi)
     uint32_t packed;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
     return packed;
+}
+
+/* Two e4m3 values to two floats, exactly; `lo` is that of bits 0-7. */
+__device__ __forceinline__ void unpack_e4m3(uint16_t pair, float &lo, float &hi)
+{
+    asm("{\n"
+        ".reg .b32 halves;\n"
+        ".reg .b16 h0, h1;\n"
+        "cvt.rn.f16x2.e4m3x2 halves, %2;\n"
+        "mov.b32 {h0, h1}, halves;\n"
+        "cvt.f32.f16 %0, h0;\n"
+        "cvt.f32.f16 %1, h1;\n"
+        "}\n"
+        : "=f"(lo), "=f"(hi)
+        : "h"(pair));
+}
+
+/* 16 bytes to shared memory. */
+__device__ __forceinline__ void store_shared_16(uint32_t smem, uint32_t r0, uint32_t r1,
+                                                uint32_t r2, uint32_t r3)
+{
+    asm volatile("st.shared::cta.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(r0), "r"(r1),
+                 "r"(r2), "r"(r3)
+                 : "memory");
 }
 
 /* Products of packed pairs. */

@@ -35,6 +35,8 @@ typedef struct mla_sm90_dense_smem {
     float row_factor[2][MLA_SM90_TILE_ROWS]; /* by which a warpgroup lowered its accumulators */
     float row_ref[2][MLA_SM90_TILE_ROWS];    /* and the softmax reference since then */
     float row_sum[2][MLA_SM90_TILE_ROWS];    /* each warpgroup's share of the denominator */
+    float row_top[MLA_SM90_TILE_ROWS];       /* the right warpgroup's largest products */
+    uint64_t seen[2];                        /* gathered keys: which of a block there are */
     int32_t raised[2][4];                    /* whether the factors of a warp's rows are not 1 */
 } mla_sm90_dense_smem;
 

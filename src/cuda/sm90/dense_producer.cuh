@@ -32,20 +32,24 @@ __device__ __forceinline__ void copy_k_tile(const mla_sm90_dense_args &args, con
     }
 }
 
-/* Q's first eight tiles, once the consumers have issued and finished their last use of the old. */
+/* Q's first eight tiles, or all nine where P leaves room for the last, once the consumers have issued and finished their last use of the old. */
+template <bool shares_p>
 __device__ __forceinline__ void copy_q(const mla_sm90_dense_args &args, const cta_place &place,
                                        int32_t req, int32_t lane)
 {
     mla_sm90_dense_smem &sm = shared();
     const uint32_t full = smem_addr(&sm.q_full);
     if (lane == 0) {
-        mbarrier_arrive_expect_tx(full, sizeof sm.q);
+        mbarrier_arrive_expect_tx(full, sizeof sm.q + (shares_p ? MLA_SM90_TILE_BYTES : 0));
     }
     __syncwarp();
-    if (lane < MLA_SM90_Q_TILES) {
-        tma_load_5d(smem_addr(sm.q[lane]), &args.q_map, full, kL2EvictLast,
+    if (lane < MLA_SM90_Q_TILES + (shares_p ? 1 : 0)) {
+        const int32_t entry = args.req_tokens == 1 ? req : req / args.req_tokens;
+        const int32_t token = place.first_row / args.q_dim_rows + req - entry * args.req_tokens;
+        const void *to = lane < MLA_SM90_Q_TILES ? sm.q[lane] : sm.p[RIGHT];
+        tma_load_5d(smem_addr(to), &args.q_map, full, kL2EvictLast,
                     lane * MLA_SM90_TILE_COLS, place.first_row % args.q_dim_rows, place.kv_head,
-                    place.first_row / args.q_dim_rows, req);
+                    token, entry);
     }
 }
 
@@ -67,7 +71,7 @@ __device__ __forceinline__ void produce(const mla_sm90_dense_args &args, const c
         }
         if (warp == 3) {
             wait_for(sm.q_empty, ++pieces & 1);
-            copy_q(args, place, piece.req, lane);
+            copy_q<false>(args, place, piece.req, lane);
         }
         const int32_t *pages = args.block_table + piece.req * args.block_table_stride;
         for (int32_t block = piece.begin + buffer; block < piece.end; block += 2) {

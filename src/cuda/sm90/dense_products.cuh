@@ -16,13 +16,25 @@ __device__ __forceinline__ uint64_t v_major(const void *tile)
     return wgmma_descriptor(smem_addr(tile), MLA_SM90_TILE_BYTES, 1024);
 }
 
-/* S (+)= Q K^T over one tile of 64 columns, as soon as that tile has landed. */
-template <bool f16, int tile>
+/*
+ * S (+)= Q K^T over one tile of 64 columns, as soon as that tile has landed. With `by_half` the
+ * tiles' writers left it to the readers to order their stores before the tensor cores' reads: that
+ * is done once for tiles 0 to 3 and once for the others, since it costs more than to wait for them.
+ */
+template <bool f16, int tile, bool by_half = false, bool q8_stored = false, int last_tile = 8>
 __device__ __forceinline__ void qk_tile(float (&s)[32], const uint32_t (&q8)[16], int buffer,
                                         uint32_t parity, bool first)
 {
     mla_sm90_dense_smem &sm = shared();
-    wait_for(sm.k_full[buffer][tile], parity);
+    if constexpr (!by_half) {
+        wait_for(sm.k_full[buffer][tile], parity);
+    } else if constexpr (tile % 4 == 0 && tile < 8) {
+#pragma unroll
+        for (int32_t i = tile; i <= (tile == 0 ? 3 : last_tile); ++i) {
+            wait_for(sm.k_full[buffer][i], parity);
+        }
+        fence_proxy_async();
+    }
     const uint64_t k = k_major(sm.k[buffer][tile]);
     wgmma_fence();
 #pragma unroll
@@ -30,6 +42,8 @@ __device__ __forceinline__ void qk_tile(float (&s)[32], const uint32_t (&q8)[16]
         /* The next 16 columns lie 32 bytes on, 2 in units of the descriptor. */
         if constexpr (tile < MLA_SM90_Q_TILES) {
             wgmma_qk_ss<f16>(s, k_major(sm.q[tile]) + 2 * i, k + 2 * i, !(first && i == 0));
+        } else if constexpr (q8_stored) {
+            wgmma_qk_ss<f16>(s, k_major(sm.p[RIGHT]) + 2 * i, k + 2 * i, 1);
         } else {
             wgmma_qk_rs<f16>(s, q8 + 4 * i, k + 2 * i, 1);
         }

@@ -12,6 +12,8 @@ struct row_state {
     float ref0, ref1; /* reference, base 2; -inf before the first key */
     float sum0, sum1; /* this lane's columns of this warpgroup's blocks, against the reference */
     int32_t raised;   /* whether the reference rose in this block; the same in all of a warp */
+    float top0, top1; /* where wanted: largest product of this lane's columns, smallest if the scale
+                       * is negative */
 };
 
 /* Hides keys that a row does not see. `hidden` is the infinity that scaling turns into -inf. */
@@ -28,6 +30,22 @@ __device__ __forceinline__ void mask_block(const mla_sm90_dense_args &args, floa
         s[i + 1] = 2 * i + 1 < limit0 ? s[i + 1] : hidden;
         s[i + 2] = 2 * i < limit1 ? s[i + 2] : hidden;
         s[i + 3] = 2 * i + 1 < limit1 ? s[i + 3] : hidden;
+    }
+}
+
+/* The same for a block of gathered keys, of which `seen` has a bit each. */
+__device__ __forceinline__ void mask_unseen(const mla_sm90_dense_args &args, float (&s)[32],
+                                            uint64_t seen)
+{
+    const float hidden = args.scale_log2 < 0 ? INFINITY : -INFINITY;
+    const uint64_t mine = seen >> (int32_t)threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int32_t i = 0; i < 32; i += 4) {
+        const bool see0 = mine >> 2 * i & 1, see1 = mine >> (2 * i + 1) & 1;
+        s[i] = see0 ? s[i] : hidden;
+        s[i + 1] = see1 ? s[i + 1] : hidden;
+        s[i + 2] = see0 ? s[i + 2] : hidden;
+        s[i + 3] = see1 ? s[i + 3] : hidden;
     }
 }
 
@@ -96,6 +114,25 @@ __device__ __forceinline__ void raise_references(const float (&s)[32], float sca
     rows.raised = 1;
 }
 
+/* Takes half a block's products into account for the rows' largest scaled one. */
+template <int half>
+__device__ __forceinline__ void note_tops(float scale, const float (&s)[32], row_state &rows)
+{
+    if (scale < 0) {
+#pragma unroll
+        for (int32_t i = 16 * half; i < 16 * half + 16; i += 4) {
+            rows.top0 = fminf(rows.top0, fminf(s[i], s[i + 1]));
+            rows.top1 = fminf(rows.top1, fminf(s[i + 2], s[i + 3]));
+        }
+        return;
+    }
+#pragma unroll
+    for (int32_t i = 16 * half; i < 16 * half + 16; i += 4) {
+        rows.top0 = fmaxf(rows.top0, fmaxf(s[i], s[i + 1]));
+        rows.top1 = fmaxf(rows.top1, fmaxf(s[i + 2], s[i + 3]));
+    }
+}
+
 /* The state before the first block. Against a reference of +inf the numerators are 0: rows that do
  * not exist put zeros into the products, which saves the energy of multiplying. */
 __device__ __forceinline__ row_state first_state(const mla_sm90_dense_args &args,
@@ -103,7 +140,8 @@ __device__ __forceinline__ row_state first_state(const mla_sm90_dense_args &args
 {
     const int32_t row = place.first_row + (int32_t)threadIdx.x % 128 / 32 * 16 +
                         (int32_t)threadIdx.x % 32 / 4;
-    row_state rows = {INFINITY, INFINITY, 0, 0, 0};
+    const float no_top = args.scale_log2 < 0 ? INFINITY : -INFINITY;
+    row_state rows = {INFINITY, INFINITY, 0, 0, 0, no_top, no_top};
     if (tile_row(args, row).exists) {
         rows.ref0 = -INFINITY;
     }
@@ -176,13 +214,22 @@ __device__ __forceinline__ void follow_references(float (&o)[128], row_state &ro
 
 /*
  * Leaves P in shared memory for the other warpgroup's products: 16-byte chunk c of row r lies at
- * chunk c XOR r % 8. The caller's named barrier, after the fence, publishes it.
+ * chunk c XOR r % 8. The caller's named barrier, after the fence, publishes it. Where both sides
+ * share a tile, this one must be done with the other's P, all of its warps.
  */
+template <bool shares_p>
 __device__ __forceinline__ void store_p(const uint32_t (&p)[16], int32_t side, int32_t raised)
 {
     mla_sm90_dense_smem &sm = shared();
     const int32_t lane = (int32_t)threadIdx.x % 32, warp = (int32_t)threadIdx.x % 128 / 32;
-    const uint32_t row = smem_addr(sm.p[side]) + (warp * 16 + lane % 16) * 128;
+    if (shares_p) {
+        if (side == LEFT) {
+            bar_sync<BAR_LEFT, WARPGROUP>();
+        } else {
+            bar_sync<BAR_RIGHT, WARPGROUP>();
+        }
+    }
+    const uint32_t row = smem_addr(sm.p[shares_p ? LEFT : side]) + (warp * 16 + lane % 16) * 128;
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
         const int32_t chunk = (2 * i + lane / 16) ^ (lane % 8);

@@ -34,22 +34,43 @@ __device__ __forceinline__ int32_t token_limit(const mla_sm90_dense_args &args, 
     return max(0, tokens - args.s_q + 1 + min(token, args.s_q - 1));
 }
 
+/* What walking needs, of either kind of arguments; sparse_lists.cuh has the other: the common part,
+ * a request's keys, and those of them that a token sees. */
+__device__ __forceinline__ const mla_sm90_dense_args &rows_of(const mla_sm90_dense_args &args)
+{
+    return args;
+}
+
 __device__ __forceinline__ int32_t load_tokens(const mla_sm90_dense_args &args, int32_t req)
 {
     return req < args.batch ? min(max(args.seqlens[req], 0), args.max_tokens) : 0;
 }
 
-/* Stale or foreign bytes in the plan buffer must not lead outside any array, hence the clamps. */
-__device__ __forceinline__ mla_part_walk walk_begin(const mla_sm90_dense_args &args,
-                                                    const mla_plan_part &part, int32_t first_row)
+__device__ __forceinline__ int32_t seen_tokens(const mla_sm90_dense_args &args, int32_t tokens,
+                                               int32_t token)
 {
+    return token_limit(args, tokens, token);
+}
+
+/* Whether a walk asks for the next request's length while this one is attended to; it costs a
+ * register. */
+template <class Args> struct asks_ahead {
+    static constexpr bool value = true;
+};
+
+/* Stale or foreign bytes in the plan buffer must not lead outside any array, hence the clamps. */
+template <class Args>
+__device__ __forceinline__ mla_part_walk walk_begin(const Args &any, const mla_plan_part &part,
+                                                    int32_t first_row)
+{
+    const mla_sm90_dense_args &args = rows_of(any);
     mla_part_walk walk;
     walk.begin_req = (int32_t)min(max(part.begin_req, (int64_t)0), (int64_t)args.batch);
     walk.end_req = (int32_t)min(part.end_req, (int64_t)args.batch);
     walk.begin_block = max(part.begin_block, 0);
     walk.end_block = walk.end_req < args.batch ? part.end_block : 0;
     walk.last_token = row_token(args, first_row + MLA_SM90_TILE_ROWS - 1);
-    walk.next_tokens = load_tokens(args, walk.begin_req);
+    walk.next_tokens = asks_ahead<Args>::value ? load_tokens(any, walk.begin_req) : 0;
     return walk;
 }
 
@@ -57,17 +78,17 @@ __device__ __forceinline__ mla_part_walk walk_begin(const mla_sm90_dense_args &a
  * The next piece; false at the end of the part. The following length is already on its way. A part
  * that is empty inside a request has one empty piece: the merge expects a partial of it.
  */
-__device__ __forceinline__ bool walk_next(const mla_sm90_dense_args &args, mla_part_walk &walk,
-                                          mla_piece &piece)
+template <class Args>
+__device__ __forceinline__ bool walk_next(const Args &any, mla_part_walk &walk, mla_piece &piece)
 {
     const bool last = walk.begin_req == walk.end_req;
     if (walk.begin_req > walk.end_req || (last && walk.end_block == 0)) {
         return false;
     }
     piece.req = walk.begin_req;
-    piece.tokens = walk.next_tokens;
+    piece.tokens = asks_ahead<Args>::value ? walk.next_tokens : load_tokens(any, piece.req);
     const int32_t blocks = ceil_div(piece.tokens, MLA_BLOCK_TOKENS);
-    const int32_t seen = ceil_div(token_limit(args, piece.tokens, walk.last_token),
+    const int32_t seen = ceil_div(seen_tokens(any, piece.tokens, walk.last_token),
                                   MLA_BLOCK_TOKENS);
     piece.begin = walk.begin_block;
     piece.end = min(seen, last ? walk.end_block : blocks);
@@ -75,7 +96,9 @@ __device__ __forceinline__ bool walk_next(const mla_sm90_dense_args &args, mla_p
     piece.partial = walk.begin_block == 0 ? 1 : 0;
     walk.begin_req++;
     walk.begin_block = 0;
-    walk.next_tokens = load_tokens(args, walk.begin_req);
+    if (asks_ahead<Args>::value) {
+        walk.next_tokens = load_tokens(any, walk.begin_req);
+    }
     return true;
 }
 

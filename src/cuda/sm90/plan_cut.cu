@@ -12,7 +12,9 @@ enum { THREADS = MLA_SM90_PLAN_THREADS, WARPS = THREADS / 32 };
 
 __device__ __forceinline__ int64_t load_blocks(const mla_sm90_plan_args &args, int64_t req)
 {
-    const int64_t tokens = mla_cut_clamp(args.seqlens[req], INT32_MAX);
+    const int64_t entry = args.reqs_a_length == 1 ? req : (uint32_t)req / args.reqs_a_length;
+    const int64_t tokens = mla_cut_length(args.lengths, entry, args.most_tokens) +
+                           mla_cut_length(args.extra_lengths, entry, args.most_extra_tokens);
     return (tokens + MLA_BLOCK_TOKENS - 1) / MLA_BLOCK_TOKENS;
 }
 

@@ -1,0 +1,112 @@
+#include "cuda_plan.h"
+
+#include "cuda_context.h"
+#include "cuda_query_rows.h"
+#include "sm90/dense_args.h"
+#include "sm90/plan_args.h"
+
+/*
+ * In blocks of 64 keys. Starting and finishing a piece takes about 9,000 clocks, a block 2,800.
+ * While that fills the chip, parts of two blocks are fine, and of one up to 16 parts: a larger
+ * minimum, 4, changed nothing at 128 heads and lost 2 us of 14 and 1 of 23 at 16. (H200, November
+ * 2026, dense decode.)
+ *
+ * Sparse decode, whose rows arrive one by one, gains from single blocks up to 32 parts: one query
+ * token of 2,048 FP8 keys and 128 heads took 20.0 us in 32 parts, 21.5 in 16 and 22.0 in 64, two
+ * took 24.2 us in 32 parts, 30.6 in 16 and 26.1 in 64. (H200, December 2026.)
+ */
+static const mla_cost_model cost_models[] = {
+    [MLA_OP_DENSE_DECODE] = {.request_cost = 3,
+                             .block_cost = 1,
+                             .min_piece_blocks = 2,
+                             .min_part_blocks = 2,
+                             .few_parts = 16},
+    [MLA_OP_SPARSE_DECODE] = {.request_cost = 3,
+                              .block_cost = 1,
+                              .min_piece_blocks = 2,
+                              .min_part_blocks = 2,
+                              .few_parts = 32},
+    [MLA_OP_SPARSE_PREFILL] = {.request_cost = 3,
+                               .block_cost = 1,
+                               .min_piece_blocks = 1,
+                               .min_part_blocks = 1,
+                               .few_parts = 0},
+};
+
+/*
+ * Blocks a part up to which four CTAs share the columns of a piece. With 16, four requests of 4,096
+ * tokens took 32 us instead of 26 at 128 heads, sixteen of 2,048 took 32 instead of 28 at 16.
+ */
+enum { COLUMN_BLOCKS = 4 };
+
+/*
+ * Query tokens of a prefill are many and short, so they are not cut. Nor are fewer parts used so
+ * that each has as many tokens (column_parts 0): where nothing is cut there is no ragged end to
+ * spare, and every processor left idle costs.
+ */
+mla_cut_rule mla_cuda_cut_rule(const mla_ctx *ctx, const mla_shape *shape)
+{
+    const mla_problem *p = &shape->problem;
+    const bool prefill = p->op == MLA_OP_SPARSE_PREFILL;
+    const int64_t ctas_a_part = mla_cuda_lay_out_rows(shape).row_tiles * p->h_kv;
+    int64_t parts = ctx->info.num_sms / ctas_a_part;
+    mla_cut_rule rule = {.num_reqs = shape->num_reqs,
+                         .whole_requests = prefill || p->batch_invariant,
+                         .exact_parts = p->num_parts > 0,
+                         .column_parts = prefill ? 0 : 1,
+                         .column_blocks = COLUMN_BLOCKS,
+                         .cost = cost_models[p->op]};
+    if (rule.exact_parts) {
+        parts = p->num_parts;
+    }
+    rule.max_parts = parts > 1 ? (int32_t)parts : 1;
+    /* Whether columns are shared depends on the whole batch, so not where it may not matter. */
+    if (p->op == MLA_OP_DENSE_DECODE && !rule.exact_parts && !rule.whole_requests &&
+        rule.num_reqs * MLA_SM90_COLUMN_PARTS <= rule.max_parts) {
+        rule.column_parts = MLA_SM90_COLUMN_PARTS;
+    }
+    return rule;
+}
+
+bool mla_cuda_may_split(const mla_cut_rule *rule)
+{
+    return rule->max_parts > 1 && !rule->whole_requests;
+}
+
+int64_t mla_cuda_num_partials(const mla_cut_rule *rule, const mla_shape *shape)
+{
+    return (int64_t)rule->max_parts * 2 * shape->problem.h_kv *
+           mla_cuda_lay_out_rows(shape).row_tiles;
+}
+
+mla_status mla_cuda_get_sizes(const mla_ctx *ctx, const mla_shape *shape, mla_sizes *sizes)
+{
+    const mla_cut_rule rule = mla_cuda_cut_rule(ctx, shape);
+    const size_t partial_bytes = MLA_SM90_TILE_ROWS * (MLA_SM90_D_V + 1) * sizeof(float);
+    sizes->plan_bytes = mla_plan_bytes(rule.max_parts);
+    sizes->workspace_bytes = mla_cuda_may_split(&rule)
+                                 ? (size_t)mla_cuda_num_partials(&rule, shape) * partial_bytes
+                                 : 0;
+    return MLA_OK;
+}
+
+mla_status mla_cuda_plan_build(const mla_ctx *ctx, const mla_shape *shape,
+                               const mla_lengths *lengths, void *plan_buffer, void *stream)
+{
+    const mla_problem *p = &shape->problem;
+    mla_sm90_plan_args args = {.rule = mla_cuda_cut_rule(ctx, shape),
+                               .lengths = lengths->seqlens,
+                               .most_tokens = INT32_MAX,
+                               .reqs_a_length = 1,
+                               .plan = plan_buffer};
+    if (shape->sparse) {
+        args.lengths = lengths->topk_length;
+        args.most_tokens = (int32_t)p->topk;
+        args.extra_lengths = lengths->extra_topk_length;
+        args.most_extra_tokens = (int32_t)p->extra_topk;
+        args.reqs_a_length = p->op == MLA_OP_SPARSE_DECODE ? (int32_t)p->s_q : 1;
+    }
+    const mla_cuda_launch launch = {
+        .kernel = MLA_CUDA_PLAN_CUT, .grid = 1, .threads = MLA_SM90_PLAN_THREADS, .args = &args};
+    return mla_cuda_enqueue(ctx, &launch, 1, stream);
+}

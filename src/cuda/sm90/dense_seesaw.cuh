@@ -1,0 +1,326 @@
+/*
+ * The seesaw: two consumer warpgroups attend 64 query rows to pairs of blocks of 64 keys, each for
+ * half of the output columns. docs/kernels/sm90-dense-decode.md draws the schedule.
+ */
+#ifndef MLA_CUDA_DENSE_SEESAW_CUH
+#define MLA_CUDA_DENSE_SEESAW_CUH
+
+#include "dense_store.cuh"
+
+/* Whether keys have a ninth tile: always, never, or as args.d_qk says. */
+enum rope_tile { ROPE_ALWAYS, ROPE_NEVER, ROPE_ASKED };
+
+/*
+ * What the consumers must know of their keys, at compile time. Keys that are gathered may be
+ * missing anywhere in a block: sm.seen tells, and their rows are zero; threads wrote them, and
+ * leave the order of that before the tensor cores' reads to the readers. Paged ones end with the
+ * request, and rows past its end may hold anything.
+ */
+struct paged_keys {
+    static constexpr rope_tile rope = ROPE_ALWAYS;
+    static constexpr bool gathered = false;
+    static constexpr bool maxima = false; /* whether the rows' largest products are wanted */
+    /* Whether both numerators take turns in the left one's tile, and Q's ninth tile lies in the
+     * right one's instead of 16 registers. */
+    static constexpr bool shares_p = false;
+    /* That complete a phase of a tile's barrier. */
+    static __device__ constexpr uint32_t arrivals(int32_t) { return 1; }
+};
+
+/* Phases of the barriers of a consumer's K buffer and of Q, a bit each: registers are short. */
+enum { PHASE_K = 1, PHASE_Q = 2 };
+
+__device__ __forceinline__ uint32_t take_phase(uint32_t &phases, uint32_t which)
+{
+    const uint32_t parity = (phases & which) != 0;
+    phases ^= which;
+    return parity;
+}
+
+template <bool f16, class Keys, int tile>
+__device__ __forceinline__ void next_tile(const mla_sm90_dense_args &args, float (&s)[32],
+                                          const uint32_t (&q8)[16], int buffer, uint32_t parity,
+                                          bool first)
+{
+    constexpr bool maybe_last = tile == MLA_SM90_Q_TILES && Keys::rope != ROPE_ALWAYS;
+    if (maybe_last && (Keys::rope == ROPE_NEVER || args.d_qk <= MLA_SM90_Q_TILES * MLA_SM90_TILE_COLS)) {
+        return;
+    }
+    constexpr int last_tile = Keys::rope == ROPE_ALWAYS ? 8 : 7;
+    if constexpr (Keys::gathered && Keys::rope == ROPE_ASKED && tile == MLA_SM90_Q_TILES) {
+        wait_for(shared().k_full[buffer][tile], parity);
+        fence_proxy_async();
+    }
+    if constexpr (!maybe_last || Keys::rope == ROPE_ASKED) {
+        qk_tile<f16, tile, Keys::gathered, Keys::shares_p, last_tile>(s, q8, buffer, parity, first);
+    }
+}
+
+/* Hides what the rows do not see of a block, after its tiles have landed. V's rows that may hold
+ * anything become zero. */
+template <class Keys, int side>
+__device__ __forceinline__ void hide_keys(const mla_sm90_dense_args &args, const mla_piece &piece,
+                                          float (&s)[32], int32_t block, int32_t all_see,
+                                          int32_t row)
+{
+    if constexpr (Keys::gathered) {
+        const uint64_t seen = shared().seen[side];
+        if (seen != ~(uint64_t)0) {
+            mask_unseen(args, s, seen);
+        }
+    } else if ((block + 1) * MLA_BLOCK_TOKENS > all_see) {
+        mask_block(args, s, block, piece.tokens, row);
+        if ((block + 1) * MLA_BLOCK_TOKENS > piece.tokens) {
+            zero_v_rows<side, 4>(side, side * 4, piece.tokens - block * MLA_BLOCK_TOKENS);
+        }
+    }
+}
+
+/* The same for the other side's block, whose keys that side has hidden: V's rows alone. */
+template <class Keys, int side>
+__device__ __forceinline__ void drop_values(const mla_piece &piece, int32_t block)
+{
+    if (!Keys::gathered && (block + 1) * MLA_BLOCK_TOKENS > piece.tokens) {
+        zero_v_rows<side, 4>(1 - side, side * 4, piece.tokens - block * MLA_BLOCK_TOKENS);
+    }
+}
+
+/* The left warpgroup's part of one piece of at least one block. */
+template <bool f16, class Keys>
+__device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, const cta_place &place,
+                                            const mla_piece &piece, int32_t all_see, uint32_t &at,
+                                            float (&o)[128], row_state &rows)
+{
+    mla_sm90_dense_smem &sm = shared();
+    const int32_t row = place.first_row + (int32_t)threadIdx.x % 128 / 32 * 16 +
+                        (int32_t)threadIdx.x % 32 / 4;
+    const uint64_t v0 = v_major(sm.k[0][0]), v1 = v_major(sm.k[1][0]);
+    const float scale = args.scale_log2;
+    float s[32];
+    uint32_t q8[16], p[16];
+
+    if constexpr (Keys::rope != ROPE_NEVER && !Keys::shares_p) {
+        load_q8(args, place, piece.req, row, q8);
+    }
+    wait_for(sm.q_full, take_phase(at, PHASE_Q));
+    int32_t block = piece.begin, accumulate = 0;
+    for (;;) {
+        /* S0. Its first tiles land first: the left half is released before the right one. */
+        const uint32_t parity = take_phase(at, PHASE_K);
+        wgmma_fence();
+        next_tile<f16, Keys, 0>(args, s, q8, 0, parity, true);
+        next_tile<f16, Keys, 1>(args, s, q8, 0, parity, false);
+        next_tile<f16, Keys, 2>(args, s, q8, 0, parity, false);
+        next_tile<f16, Keys, 3>(args, s, q8, 0, parity, false);
+        next_tile<f16, Keys, 4>(args, s, q8, 0, parity, false);
+        next_tile<f16, Keys, 5>(args, s, q8, 0, parity, false);
+        next_tile<f16, Keys, 6>(args, s, q8, 0, parity, false);
+        next_tile<f16, Keys, 7>(args, s, q8, 0, parity, false);
+        next_tile<f16, Keys, 8>(args, s, q8, 0, parity, false);
+        wgmma_commit();
+        if (accumulate) {
+            /* P1 V1_L of the previous pair, queued behind S0: it runs during the softmax. */
+            bar_sync<BAR_P1_READY, CONSUMERS>();
+            follow_references(o, rows, RIGHT);
+            wgmma_fence();
+            pv_ss<f16>(o, sm.p[Keys::shares_p ? LEFT : RIGHT], v1, 1);
+            wgmma_commit();
+            wgmma_wait<1>();
+        } else {
+            wgmma_wait<0>();
+        }
+        wgmma_pin(s);
+        if (block + 2 >= piece.end) {
+            release(sm.q_empty);
+        }
+        hide_keys<Keys, LEFT>(args, piece, s, block, all_see, row);
+        rows.raised = 0;
+        softmax_half<f16, 0>(s, o, p, scale, rows, LEFT);
+        if (accumulate) {
+            /* P1 V1_L of the previous pair ran behind S0 and is done about now. Left until P0 V0_L
+             * is done too, its keys' successors come 700 clocks too late for S1. */
+            wgmma_wait<0>();
+            release(sm.k_empty[1][0]);
+        }
+        wgmma_fence();
+        pv_rs<f16>(o, p, v0, 0, accumulate);
+        pv_rs<f16>(o, p, v0, 1, 1);
+        wgmma_commit();
+        if constexpr (Keys::maxima) {
+            note_tops<0>(scale, s, rows);
+        }
+        softmax_half<f16, 1>(s, o, p, scale, rows, LEFT);
+        wgmma_fence();
+        pv_rs<f16>(o, p, v0, 2, 1);
+        pv_rs<f16>(o, p, v0, 3, 1);
+        wgmma_commit();
+        store_p<Keys::shares_p>(p, LEFT, rows.raised);
+        bar_arrive<BAR_P0_READY, CONSUMERS>();
+        if constexpr (Keys::maxima) {
+            note_tops<1>(scale, s, rows);
+        }
+        wgmma_wait<0>();
+        wgmma_pin(o);
+        release(sm.k_empty[0][0]);
+        accumulate = 1;
+        block += 2;
+        if (block > piece.end) {
+            return;
+        }
+        bar_sync<BAR_QK1_ISSUED, CONSUMERS>();
+        if (block == piece.end) {
+            break;
+        }
+    }
+    bar_sync<BAR_P1_READY, CONSUMERS>();
+    follow_references(o, rows, RIGHT);
+    drop_values<Keys, LEFT>(piece, block - 1);
+    wgmma_fence();
+    pv_ss<f16>(o, sm.p[Keys::shares_p ? LEFT : RIGHT], v1, 1);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_pin(o);
+    release(sm.k_empty[1][0]);
+}
+
+/* The right warpgroup's part of one piece of at least one block. */
+template <bool f16, class Keys>
+__device__ __forceinline__ void
+attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece,
+             int32_t all_see, uint32_t &at, float (&o)[128], row_state &rows)
+{
+    mla_sm90_dense_smem &sm = shared();
+    const int32_t row = place.first_row + (int32_t)threadIdx.x % 128 / 32 * 16 +
+                        (int32_t)threadIdx.x % 32 / 4;
+    const uint64_t v0 = v_major(sm.k[0][4]), v1 = v_major(sm.k[1][4]);
+    const float scale = args.scale_log2;
+    float s[32];
+    uint32_t q8[16], p[16];
+
+    if constexpr (Keys::rope != ROPE_NEVER && !Keys::shares_p) {
+        load_q8(args, place, piece.req, row, q8);
+    }
+    const uint32_t q_parity = take_phase(at, PHASE_Q);
+    if (piece.begin + 1 == piece.end) {
+        release(sm.q_empty); /* no odd block: this side never reads Q from shared memory */
+    }
+    int32_t accumulate = 0;
+    for (int32_t block = piece.begin + 1;; block += 2) {
+        bar_sync<BAR_P0_READY, CONSUMERS>();
+        follow_references(o, rows, LEFT);
+        drop_values<Keys, RIGHT>(piece, block - 1);
+        wgmma_fence();
+        pv_ss<f16>(o, sm.p[0], v0, accumulate);
+        wgmma_commit();
+        accumulate = 1;
+        if (block >= piece.end) {
+            break;
+        }
+        /* S1. Its right half was released first, by this warpgroup, so it is there first. */
+        const uint32_t parity = take_phase(at, PHASE_K);
+        wait_for(sm.q_full, q_parity);
+        next_tile<f16, Keys, 4>(args, s, q8, 1, parity, true);
+        wgmma_commit();
+        /* P0 V0_R is done while four products of S1 keep the tensor cores busy. After all twenty of
+         * this half it would be noticed 750 clocks later, and the next S0 wait for its keys. */
+        wgmma_wait<1>();
+        wgmma_pin(o);
+        release(sm.k_empty[0][1]);
+        next_tile<f16, Keys, 5>(args, s, q8, 1, parity, false);
+        next_tile<f16, Keys, 6>(args, s, q8, 1, parity, false);
+        next_tile<f16, Keys, 7>(args, s, q8, 1, parity, false);
+        next_tile<f16, Keys, 8>(args, s, q8, 1, parity, false);
+        next_tile<f16, Keys, 0>(args, s, q8, 1, parity, false);
+        next_tile<f16, Keys, 1>(args, s, q8, 1, parity, false);
+        next_tile<f16, Keys, 2>(args, s, q8, 1, parity, false);
+        next_tile<f16, Keys, 3>(args, s, q8, 1, parity, false);
+        wgmma_commit();
+        bar_arrive<BAR_QK1_ISSUED, CONSUMERS>();
+        wgmma_wait<0>();
+        wgmma_pin(s);
+        if (block + 2 >= piece.end) {
+            release(sm.q_empty);
+        }
+        hide_keys<Keys, RIGHT>(args, piece, s, block, all_see, row);
+        rows.raised = 0;
+        softmax_half<f16, 0>(s, o, p, scale, rows, RIGHT);
+        softmax_half<f16, 1>(s, o, p, scale, rows, RIGHT);
+        store_p<Keys::shares_p>(p, RIGHT, rows.raised);
+        bar_arrive<BAR_P1_READY, CONSUMERS>();
+        wgmma_fence();
+        pv_rs<f16>(o, p, v1, 0, 1);
+        pv_rs<f16>(o, p, v1, 1, 1);
+        pv_rs<f16>(o, p, v1, 2, 1);
+        pv_rs<f16>(o, p, v1, 3, 1);
+        wgmma_commit();
+        if constexpr (Keys::maxima) {
+            note_tops<0>(scale, s, rows);
+            note_tops<1>(scale, s, rows);
+        }
+        wgmma_wait<0>();
+        wgmma_pin(o);
+        release(sm.k_empty[1][1]);
+        if (block + 1 >= piece.end) {
+            return;
+        }
+    }
+    wgmma_wait<0>();
+    wgmma_pin(o);
+    release(sm.k_empty[0][1]);
+}
+
+/* One consumer warpgroup's way through its part. `Args` is that of the dense or the sparse kernel. */
+template <bool f16, class Keys, int side, class Args>
+__device__ __forceinline__ void consume(const Args &any, const cta_place &place)
+{
+    const mla_sm90_dense_args &args = rows_of(any);
+    mla_part_walk walk = walk_begin(any, place.part, place.first_row);
+    const int32_t first_token = row_token(args, place.first_row);
+    uint32_t at = 0;
+    mla_piece piece;
+    while (walk_next(any, walk, piece)) {
+        if (piece.begin >= piece.end) {
+            store_empty_piece<side>(args, place, piece);
+            if constexpr (Keys::maxima) {
+                store_no_tops(any, place, piece, side);
+            }
+            continue;
+        }
+        float o[128];
+        row_state rows = first_state(args, place);
+        const int32_t all_see = token_limit(args, piece.tokens, first_token);
+        if constexpr (side == LEFT) {
+            attend_left<f16, Keys>(args, place, piece, all_see, at, o, rows);
+        } else {
+            attend_right<f16, Keys>(args, place, piece, all_see, at, o, rows);
+        }
+        if constexpr (Keys::maxima) {
+            leave_tops(any, rows, side);
+        }
+        join_row_sums(rows, side);
+        store_piece<f16, side>(args, place, piece, o, rows);
+        if constexpr (Keys::maxima) {
+            store_tops(any, place, piece, rows, side);
+        }
+    }
+}
+
+template <class Keys> __device__ __forceinline__ void init_barriers()
+{
+    mla_sm90_dense_smem &sm = shared();
+    if (threadIdx.x == 0) {
+        for (int32_t buffer = 0; buffer < 2; ++buffer) {
+            for (int32_t tile = 0; tile < MLA_SM90_K_TILES; ++tile) {
+                mbarrier_init(smem_addr(&sm.k_full[buffer][tile]), Keys::arrivals(tile));
+            }
+            mbarrier_init(smem_addr(&sm.k_empty[buffer][0]), 4);
+            mbarrier_init(smem_addr(&sm.k_empty[buffer][1]), 4);
+        }
+        mbarrier_init(smem_addr(&sm.q_full), 1);
+        mbarrier_init(smem_addr(&sm.q_empty), 8);
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+}
+
+#endif

@@ -74,6 +74,7 @@ if [[ $what != check ]]; then
     run 30 "$drivers/gpu_dense" plan-time
     run 60 "$drivers/gpu_dense" small
     run 150 "$drivers/gpu_dense" bench
+    run 60 "$drivers/gpu_sparse" small
     run 150 "$drivers/gpu_sparse" bench
 fi
 awk -v broken=$broken '/ passed, .* failed, .* skipped/ {

@@ -8,7 +8,10 @@
 int check_sparse(const char *filter);
 
 /* sparse_timing.c: shapes whose name contains `filter`; `num_parts` is that of every plan, 0 is the
- * library's choice. */
-void bench_sparse(const mla_ctx *gpu, const mla_ctx *cpu, const char *filter, int32_t num_parts);
+ * library's choice. Large ones beside cuBLAS, small ones by replays of a graph. */
+void bench_sparse_large(const mla_ctx *gpu, const mla_ctx *cpu, const char *filter,
+                        int32_t num_parts);
+void bench_sparse_small(const mla_ctx *gpu, const mla_ctx *cpu, const char *filter,
+                        int32_t num_parts);
 
 #endif

@@ -27,7 +27,7 @@ typedef struct fake_cuda_launch {
     char kernel[64];
     unsigned grid, threads, smem_bytes;
     bool early;
-    _Alignas(64) uint8_t args[FAKE_CUDA_ARGS]; /* the kernel's one parameter */
+    _Alignas(CUtensorMap) uint8_t args[FAKE_CUDA_ARGS]; /* the kernel's one parameter */
 } fake_cuda_launch;
 
 /* What was launched since the count was last set to 0: the library's symbol fake_cuda_launched. */

@@ -187,6 +187,8 @@ mla_status mla_cuda_fill_rows(const mla_ctx *ctx, const mla_shape *shape,
     rows->q_dim_rows = layout.rows_a_token;
     rows->row_tiles = (int32_t)layout.row_tiles;
     rows->row_tiles_inverse = inverse(rows->row_tiles);
+    rows->q_dim_rows_inverse = inverse(rows->q_dim_rows);
+    rows->req_tokens_inverse = inverse(rows->req_tokens);
     rows->h_kv_inverse = inverse(rows->h_kv);
     rows->max_parts = rule.max_parts;
     rows->d_qk = (int32_t)p->d_qk;

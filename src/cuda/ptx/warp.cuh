@@ -34,20 +34,20 @@ __device__ __forceinline__ void hide_values(int32_t &a, int32_t &b, int32_t &c, 
     asm volatile("" : "+r"(a), "+r"(b), "+r"(c), "+r"(d));
 }
 
-/* A thread: a load from global memory, issued where it stands; what follows need not wait. */
-__device__ __forceinline__ int32_t load_now(const int32_t *from)
-{
-    int32_t a;
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(a) : "l"(from));
-    return a;
-}
-
 /* threadIdx.x, read where it is needed instead of held in a register. */
 __device__ __forceinline__ int32_t thread_index()
 {
     uint32_t index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
     return (int32_t)index;
+}
+
+/* A thread: a load from global memory, issued where it stands; what follows need not wait. */
+__device__ __forceinline__ int32_t load_now(const int32_t *from)
+{
+    int32_t a;
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(a) : "l"(from));
+    return a;
 }
 
 /* 2^x, 2 ulp; 2^-inf = 0, subnormal results flush to 0. */

@@ -96,7 +96,8 @@ typedef struct mla_sm90_dense_args {
     int32_t causal;
     int32_t req_tokens; /* requests of the plan in one entry of the batch: s_q when sparse, where
                          * the kernels' own s_q is 1, else 1 */
-    uint64_t group_pad_inverse, row_tiles_inverse, h_kv_inverse, page_blocks_inverse;
+    uint64_t group_pad_inverse, row_tiles_inverse, h_kv_inverse, q_dim_rows_inverse;
+    uint64_t page_blocks_inverse, req_tokens_inverse;
 } mla_sm90_dense_args;
 
 #endif

@@ -46,7 +46,8 @@ __device__ __forceinline__ void next_tile(const mla_sm90_dense_args &args, float
                                           bool first)
 {
     constexpr bool maybe_last = tile == MLA_SM90_Q_TILES && Keys::rope != ROPE_ALWAYS;
-    if (maybe_last && (Keys::rope == ROPE_NEVER || args.d_qk <= MLA_SM90_Q_TILES * MLA_SM90_TILE_COLS)) {
+    if (maybe_last &&
+        (Keys::rope == ROPE_NEVER || args.d_qk <= MLA_SM90_Q_TILES * MLA_SM90_TILE_COLS)) {
         return;
     }
     constexpr int last_tile = Keys::rope == ROPE_ALWAYS ? 8 : 7;
@@ -92,7 +93,8 @@ __device__ __forceinline__ void drop_values(const mla_piece &piece, int32_t bloc
 template <bool f16, class Keys>
 __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, const cta_place &place,
                                             const mla_piece &piece, int32_t all_see, uint32_t &at,
-                                            uint32_t (&q8)[16], float (&o)[128], row_state &rows)
+                                            const uint32_t (&q8)[16], float (&o)[128],
+                                            row_state &rows)
 {
     mla_sm90_dense_smem &sm = shared();
     const int32_t row = tile_lane_row(place);
@@ -101,9 +103,6 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
     float s[32];
     uint32_t p[16];
 
-    if constexpr (Keys::gathered && Keys::rope != ROPE_NEVER && !Keys::shares_p) {
-        load_q8(args, place, piece.req, row, q8);
-    }
     wait_for(sm.q_full, take_phase(at, PHASE_Q));
     int32_t block = piece.begin, accumulate = 0;
     for (;;) {
@@ -190,7 +189,8 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
 template <bool f16, class Keys>
 __device__ __forceinline__ void
 attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece,
-             int32_t all_see, uint32_t &at, uint32_t (&q8)[16], float (&o)[128], row_state &rows)
+             int32_t all_see, uint32_t &at, const uint32_t (&q8)[16], float (&o)[128],
+             row_state &rows)
 {
     mla_sm90_dense_smem &sm = shared();
     const int32_t row = tile_lane_row(place);
@@ -199,9 +199,6 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
     float s[32];
     uint32_t p[16];
 
-    if constexpr (Keys::gathered && Keys::rope != ROPE_NEVER && !Keys::shares_p) {
-        load_q8(args, place, piece.req, row, q8);
-    }
     const uint32_t q_parity = take_phase(at, PHASE_Q);
     if (piece.begin + 1 == piece.end) {
         release(sm.q_empty); /* no odd block: this side never reads Q from shared memory */
@@ -271,6 +268,23 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
     release(sm.k_empty[0][1]);
 }
 
+/* The next piece that has keys; those without are stored. False at the end of the part. */
+template <class Keys, int side, class Args>
+__device__ __forceinline__ bool next_keys(const Args &any, const cta_place &place,
+                                          mla_part_walk &walk, mla_piece &piece)
+{
+    while (walk_next(any, walk, piece)) {
+        if (piece.begin < piece.end) {
+            return true;
+        }
+        store_empty_piece<side>(rows_of(any), place, piece);
+        if constexpr (Keys::maxima) {
+            store_no_tops(any, place, piece, side);
+        }
+    }
+    return false;
+}
+
 /* One consumer warpgroup's way through its part. `Args` is that of the dense or the sparse kernel. */
 template <bool f16, class Keys, int side, class Args>
 __device__ __forceinline__ void consume(const Args &any, const cta_place &place)
@@ -286,16 +300,11 @@ __device__ __forceinline__ void consume(const Args &any, const cta_place &place)
     const int32_t first_token = row_token(args, place.first_row);
     uint32_t at = 0;
     mla_piece piece;
-    while (walk_next(any, walk, piece)) {
-        if (piece.begin >= piece.end) {
-            store_empty_piece<side>(args, place, piece);
-            if constexpr (Keys::maxima) {
-                store_no_tops(any, place, piece, side);
-            }
-            continue;
-        }
-        if constexpr (!Keys::gathered) {
-            if (piece.req != q8_req) {
+    while (next_keys<Keys, side>(any, place, walk, piece)) {
+        if constexpr (Keys::rope != ROPE_NEVER && !Keys::shares_p) {
+            if constexpr (Keys::gathered) {
+                load_q8(args, place, piece.req, tile_lane_row(place), q8);
+            } else if (piece.req != q8_req) {
                 load_q8(args, place, piece.req, tile_lane_row(place), q8);
                 q8_req = piece.req;
             }
@@ -309,6 +318,7 @@ __device__ __forceinline__ void consume(const Args &any, const cta_place &place)
             attend_right<f16, Keys>(args, place, piece, all_see, at, q8, o, rows);
         }
         if constexpr (Keys::maxima) {
+            piece.split = false; /* those whose maxima are wanted are not cut */
             leave_tops(any, rows, side);
         }
         join_row_sums(rows, side);

@@ -37,7 +37,7 @@ __device__ __forceinline__ int64_t row_offset(const mla_sm90_dense_args &args,
                                               const int64_t *stride, int32_t req, int32_t kv_head,
                                               mla_tile_row at)
 {
-    const int32_t entry = args.req_tokens == 1 ? req : req / args.req_tokens;
+    const int32_t entry = divide(req, args.req_tokens_inverse);
     const int32_t token = at.token + req - entry * args.req_tokens;
     return entry * stride[0] + token * stride[1] +
            ((int64_t)kv_head * args.group + at.head) * stride[2];

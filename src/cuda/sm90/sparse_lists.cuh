@@ -28,11 +28,6 @@ __device__ __forceinline__ int32_t load_tokens(const mla_sm90_sparse_args &args,
     return list_length(args, args.pool[0], req) + list_length(args, args.pool[1], req);
 }
 
-__device__ __forceinline__ int32_t clamp_tokens(const mla_sm90_sparse_args &, int32_t tokens)
-{
-    return tokens; /* load_tokens() has done it */
-}
-
 __device__ __forceinline__ int32_t seen_tokens(const mla_sm90_sparse_args &, int32_t tokens,
                                                int32_t)
 {
@@ -43,18 +38,23 @@ template <> struct asks_ahead<mla_sm90_sparse_args> {
     static constexpr bool value = false;
 };
 
+__device__ __forceinline__ int32_t clamp_tokens(const mla_sm90_sparse_args &, int32_t tokens)
+{
+    return tokens; /* load_tokens() has done it */
+}
+
 /* Where a producer warp is among the blocks of a part. It lies in shared memory: registers are
  * short, and it is needed once a block. */
 struct block_cursor {
     mla_part_walk walk;
     mla_piece piece;
     int32_t block;
-    bool more;              /* whether there is such a block */
-    int32_t opens;          /* request that begins with this block; -1: none does */
-    int32_t opened;         /* and with the block before */
-    uint32_t pieces;        /* whose Q was fetched */
-    int32_t first_tokens;   /* of the piece's keys, those of pool 0 */
-    const int32_t *list[2]; /* of the piece's request */
+    bool more;                /* whether there is such a block */
+    int32_t opens;            /* request that begins with this block; -1: none does */
+    int32_t opened;           /* and with the block before */
+    uint32_t pieces;          /* whose Q was fetched */
+    int32_t first_tokens;     /* of the piece's keys, those of pool 0 */
+    const int32_t *list[2];   /* of the piece's request */
     uint64_t page_inverse[2]; /* ceil(2^64 / page size) of each pool, 0 for 1 */
 };
 

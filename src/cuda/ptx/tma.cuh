@@ -65,10 +65,10 @@ __device__ __forceinline__ uint4 load_16(const void *global)
     return x;
 }
 
-/* One thread: L2 fetches `bytes` bytes; both are multiples of 16. */
-__device__ __forceinline__ void prefetch_l2(const void *global, uint32_t bytes)
+/* A thread: L2 fetches the line of this address. */
+__device__ __forceinline__ void prefetch_l2(const void *global)
 {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");
 }
 
 /* Each writing thread: orders its shared-memory stores before later accesses of tensor cores and

@@ -78,12 +78,13 @@ __device__ __forceinline__ void store_no_tops(const mla_sm90_sparse_args &args, 
  * The kernel's frame
  * ---------------------------------------------------------------------------------------------- */
 
-/* Producer warps: Q of the request that note_start() left, by the last of them. */
+/* Producer warps: Q of the request that begins with the block before the cursor's, by
+ * the last of them. */
 template <bool shares_p>
 __device__ __forceinline__ void fetch_q(const mla_sm90_sparse_args &args, const cta_place &place)
 {
     block_cursor &at = my_cursor();
-    const int32_t lane = (int32_t)threadIdx.x % 32, req = at.opens;
+    const int32_t lane = (int32_t)threadIdx.x % 32, req = at.opened;
     if (req >= 0 && (int32_t)threadIdx.x / 32 % 4 == 3) {
         const uint32_t pieces = at.pieces + 1;
         wait_for(shared().q_empty, pieces & 1);

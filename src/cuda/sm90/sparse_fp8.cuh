@@ -11,7 +11,7 @@
 #include "sparse_attend.cuh"
 
 /* Chunks of a lane: half a buffer has 8, of four tiles and two groups of eight rows. */
-enum { DEPTH = 8, CHUNKS = 8 };
+enum { CHUNKS = 8, GROUP = 4 };
 
 /* DeepSeek V3.2: 512 values, four float32 scales, and RoPE values in a tile of their own. */
 struct rows_656 {
@@ -99,8 +99,10 @@ __device__ __forceinline__ warp_rows<Rows> find_rows(const mla_sm90_sparse_args 
     if (row.data != nullptr) {
         rows.data = row.data;
         rows.scales = Rows::load(row, half);
-        if (half == 0) {
-            prefetch_l2(row.data, Rows::data_bytes);
+        /* Its lines, every other one by each of the two lanes. */
+#pragma unroll
+        for (int32_t line = 0; line < (Rows::data_bytes + 127) / 128; line += 2) {
+            prefetch_l2(row.data + (line + half) * 128);
         }
     }
     rows.seen = __ballot_sync(0xffffffffu, row.data != nullptr) & 0xffff;
@@ -151,7 +153,7 @@ __device__ __forceinline__ void copy_rope(const lane_rows &rows, int32_t buffer,
  * rows at `next_data`, which `rows` become.
  */
 template <class Rows>
-__device__ __forceinline__ void convert_half(uint4 (&raw)[DEPTH], const warp_rows<Rows> &known,
+__device__ __forceinline__ void convert_half(uint4 (&raw)[2][GROUP], const warp_rows<Rows> &known,
                                              lane_rows &rows, int32_t buffer, int32_t half,
                                              const uint8_t *next_data, int32_t next_half,
                                              uint32_t to)
@@ -161,25 +163,32 @@ __device__ __forceinline__ void convert_half(uint4 (&raw)[DEPTH], const warp_row
     const uint32_t full = smem_addr(&sm.k_full[buffer][half * 4]);
     const int32_t first_lane = half * 16 + (int32_t)threadIdx.x % 32 / 4;
 #pragma unroll
-    for (int32_t c = 0; c < CHUNKS; ++c) {
-        const int32_t tile = c / 2;
-        const bool values = tile < 3 || Rows::rope_in != 7 || half == 0;
-        if (c == CHUNKS - DEPTH) {
+    for (int32_t group = 0; group < CHUNKS / GROUP; ++group) {
+        const bool last = (group + 1) * GROUP == CHUNKS;
+        if (last) {
             rows = rows_of_lane(next_data);
         }
-        if (values) {
-            const int32_t place = tile * MLA_SM90_TILE_BYTES + c % 2 * 1024;
-            convert_16(raw[c % DEPTH], Rows::of_tile(known.scales, tile, first_lane + c % 2 * 8),
-                       tiles + place, tiles_next + place);
+#pragma unroll
+        for (int32_t i = 0; i < GROUP; ++i) {
+            raw[1 - group % 2][i] = last ? load_chunk(rows, next_half, i)
+                                         : load_chunk(rows, half, (group + 1) * GROUP + i);
         }
-        raw[c % DEPTH] = c < CHUNKS - DEPTH
-                             ? load_chunk(rows, half, c + DEPTH)
-                             : load_chunk(rows, next_half, c + DEPTH - CHUNKS);
-        if (c % 2 == 1 && values) {
-            /* No fence of the proxy here: it would wait for the loads under way. */
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) {
-                mbarrier_arrive(full + tile * 8);
+#pragma unroll
+        for (int32_t i = 0; i < GROUP; ++i) {
+            const int32_t c = group * GROUP + i, tile = c / 2;
+            if (tile == 3 && Rows::rope_in == 7 && half == 1) {
+                break;
+            }
+            const int32_t place = tile * MLA_SM90_TILE_BYTES + c % 2 * 1024;
+            convert_16(raw[group % 2][i],
+                       Rows::of_tile(known.scales, tile, first_lane + c % 2 * 8), tiles + place,
+                       tiles_next + place);
+            if (c % 2 == 1) {
+                /* No fence of the proxy here: it would wait for the loads under way. */
+                __syncwarp();
+                if (threadIdx.x % 32 == 0) {
+                    mbarrier_arrive(full + tile * 8);
+                }
             }
         }
     }
@@ -200,21 +209,19 @@ __device__ __forceinline__ void convert_rows(const mla_sm90_sparse_args &args,
     warp_rows<Rows> rows = find_rows<Rows>(args, load_key(), place.kv_head);
     lane_rows current = rows_of_lane(rows.data);
     int32_t buffer = 0;
-    uint4 raw[DEPTH];
+    uint4 raw[2][GROUP];
 #pragma unroll
-    for (int32_t c = 0; c < DEPTH; ++c) {
-        raw[c] = load_chunk(current, 0, c);
+    for (int32_t i = 0; i < GROUP; ++i) {
+        raw[0][i] = load_chunk(current, 0, i);
     }
-    note_start();
     next_block(args, place.kv_head);
     listed_key key = load_key();
     while (more) {
-        fetch_q<Rows::rope != ROPE_NEVER>(args, place);
         /* The next block: its rows on their way to L2, its list's successor to a register. */
         more = my_cursor().more;
         const int32_t next_buffer = more ? block_buffer() : 0;
         const warp_rows<Rows> next_rows = find_rows<Rows>(args, key, place.kv_head);
-        note_start();
+        fetch_q<Rows::rope != ROPE_NEVER>(args, place);
         next_block(args, place.kv_head);
         key = load_key();
         uses ^= 1u << buffer;

@@ -53,11 +53,10 @@ __device__ __forceinline__ void gather_rows(const mla_sm90_sparse_args &args,
         const uint8_t *row = find_row(args, key, place.kv_head).data;
         const uint32_t seen = __ballot_sync(0xffffffffu, row != nullptr);
         row = row != nullptr ? row : (const uint8_t *)absent_row;
-        note_start();
-        fetch_q<false>(args, place);
         /* The next block's entries are on their way while this one is copied. */
         more = next_block(args, place.kv_head);
         key = load_key();
+        fetch_q<false>(args, place);
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) {
             rows.from[i] = pointer_of_lane(row, 4 * i + lane / 8) + lane % 8 * 16;

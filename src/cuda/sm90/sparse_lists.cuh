@@ -45,10 +45,12 @@ struct block_cursor {
     mla_piece piece;
     int32_t block;
     bool more;              /* whether there is such a block */
-    int32_t opens;          /* request whose Q is due; -1: none */
+    int32_t opens;          /* request that begins with this block; -1: none does */
+    int32_t opened;         /* and with the block before */
     uint32_t pieces;        /* whose Q was fetched */
     int32_t first_tokens;   /* of the piece's keys, those of pool 0 */
     const int32_t *list[2]; /* of the piece's request */
+    uint64_t page_inverse[2]; /* ceil(2^64 / page size) of each pool, 0 for 1 */
 };
 
 /* The dense plan of shared memory, and what gathering needs beside it. */
@@ -74,6 +76,11 @@ __device__ __forceinline__ const int32_t *find_list(const mla_sm90_sparse_args &
            kv_head * pool.indices_stride[2];
 }
 
+__device__ __forceinline__ uint64_t inverse(int32_t divisor)
+{
+    return divisor <= 1 ? 0 : ~(uint64_t)0 / (uint32_t)divisor + 1;
+}
+
 __device__ __forceinline__ void begin_part(const mla_sm90_sparse_args &args, const cta_place &place)
 {
     const mla_part_walk walk = walk_begin(args, place.part, place.first_row);
@@ -82,59 +89,61 @@ __device__ __forceinline__ void begin_part(const mla_sm90_sparse_args &args, con
         at.walk = walk;
         at.block = 0;
         at.pieces = 0;
+        at.opens = -1;
+        at.piece.begin = 0;
         at.piece.end = 0;
         at.piece.tokens = 0;
+        at.page_inverse[0] = inverse(args.pool[0].page_size);
+        at.page_inverse[1] = inverse(args.pool[1].page_size);
     }
     __syncwarp();
 }
 
-/* On to the next block of the part, if there is one; pieces without keys have none. */
-__device__ __forceinline__ bool next_block(const mla_sm90_sparse_args &args, int32_t kv_head)
+/* On to the next piece that has keys. */
+__device__ __forceinline__ bool next_piece(const mla_sm90_sparse_args &args, int32_t kv_head)
 {
     block_cursor &at = my_cursor();
-    int32_t block = at.block + 1;
-    const bool lead = threadIdx.x % 32 == 0;
-    if (block >= at.piece.end) {
-        mla_part_walk walk = at.walk;
-        mla_piece piece;
-        do {
-            if (!walk_next(args, walk, piece)) {
-                at.more = false;
-                __syncwarp();
-                return false;
-            }
-        } while (piece.begin >= piece.end);
-        block = piece.begin;
-        __syncwarp();
-        if (lead) {
-            at.walk = walk;
-            at.piece = piece;
-            at.first_tokens = list_length(args, args.pool[0], piece.req);
-#pragma unroll 1
-            for (int32_t i = 0; i < 2; ++i) {
-                at.list[i] = find_list(args, args.pool[i], piece.req, kv_head);
-            }
+    mla_part_walk walk = at.walk;
+    mla_piece piece;
+    do {
+        if (!walk_next(args, walk, piece)) {
+            return false;
         }
-    }
+    } while (piece.begin >= piece.end);
     __syncwarp();
-    if (lead) {
-        at.block = block;
-        at.more = true;
+    if (threadIdx.x % 32 == 0) {
+        at.walk = walk;
+        at.piece = piece;
+        at.first_tokens = list_length(args, args.pool[0], piece.req);
+#pragma unroll 1
+        for (int32_t i = 0; i < 2; ++i) {
+            at.list[i] = find_list(args, args.pool[i], piece.req, kv_head);
+        }
     }
     __syncwarp();
     return true;
 }
 
-/* Leaves the request that begins with the cursor's block for fetch_q(): when Q is due, the cursor
- * may be elsewhere. */
-__device__ __forceinline__ void note_start()
+/* On to the next block of the part, if there is one. */
+__device__ __forceinline__ bool next_block(const mla_sm90_sparse_args &args, int32_t kv_head)
 {
     block_cursor &at = my_cursor();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        at.opens = at.block == at.piece.begin ? at.piece.req : -1;
+    int32_t block = at.block + 1, opens = -1;
+    bool more = true;
+    if (block >= at.piece.end) {
+        more = next_piece(args, kv_head);
+        block = at.piece.begin;
+        opens = more ? at.piece.req : -1;
     }
     __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        at.block = block;
+        at.opened = at.opens;
+        at.opens = opens;
+        at.more = more;
+    }
+    __syncwarp();
+    return more;
 }
 
 /* The K buffer of the cursor's block. */
@@ -184,7 +193,8 @@ __device__ __forceinline__ key_row find_row(const mla_sm90_sparse_args &args, co
         return row;
     }
     row.page_size = pool.page_size;
-    const int32_t page = (int32_t)((uint32_t)key.slot / (uint32_t)row.page_size);
+    const uint64_t inverse = my_cursor().page_inverse[key.second ? 1 : 0];
+    const int32_t page = inverse == 0 ? key.slot : (int32_t)__umul64hi((uint64_t)key.slot, inverse);
     row.token = key.slot - page * row.page_size;
     row.page = pool.data + page * pool.page_stride;
     row.data = row.page + row.token * pool.token_stride + kv_head * pool.head_stride;

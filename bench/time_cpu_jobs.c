@@ -116,7 +116,8 @@ static void attend(const bench_set *set, const mla_cpu_kernel *kernel, int32_t r
         keys.block_table = set->lists + request * pages;
     }
     const uint16_t *q_rows[MLA_CPU_TILE_ROWS];
-    float lse[MLA_CPU_TILE_ROWS], row_max[MLA_CPU_TILE_ROWS];
+    double lse[MLA_CPU_TILE_ROWS];
+    float row_max[MLA_CPU_TILE_ROWS];
     for (int32_t row = 0; row < set->rows; row++) {
         q_rows[row] = set->q + (request * set->rows + row) * set->d_qk;
     }

@@ -101,6 +101,8 @@ typedef struct batch_spec {
     double kv_std;   /* default 1 */
     bool odd_scales; /* 656-byte rows: any scales, not the powers of two that writers make */
     bool equal_keys;
+    bool
+        plain_scales; /* of FP8 rows: one power of two, as mla_pack() writes it for normal values */
     int64_t nan_request; /* request number + 1 whose first key is a real NaN; 0: none */
 
     int64_t page_gap; /* elements (bytes with FP8 rows) between the pages of a pool */

@@ -91,10 +91,13 @@ bool batch_pool_open(batch_pool *pool, guarded_memory *memory, const batch_spec 
     return true;
 }
 
-/* A factor that takes fp8_spread back, within a factor of two so that groups differ. */
+/* A factor that takes fp8_spread back: within a factor of two so that groups differ, or the power of
+ * two that is next. */
 static double random_scale(batch_pool *pool)
 {
-    return pool->spec->kv_std / fp8_spread * (0.5 + 1.5 * rng_uniform(&pool->random));
+    double scale = pool->spec->kv_std / fp8_spread;
+    return pool->spec->plain_scales ? exp2(nearbyint(log2(scale)))
+                                    : scale * (0.5 + 1.5 * rng_uniform(&pool->random));
 }
 
 static void write_656(batch_pool *pool, uint8_t *row)

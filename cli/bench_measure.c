@@ -199,6 +199,7 @@ static bool subject_open(subject *one, bench_lab *lab, const bench_settings *set
 {
     batch_spec aligned = *spec;
     aligned.alignment = 64;
+    aligned.plain_scales = true;
     memset(one, 0, sizeof *one);
     if (!batch_build(&one->input, &aligned, settings->seed) ||
         !batch_outputs_alloc(&one->outputs, &one->input)) {

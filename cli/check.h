@@ -44,6 +44,7 @@ typedef struct check_case {
     batch_spec spec;
     unsigned variants;
     bool quick;          /* part of --quick */
+    bool cpu_only;       /* asks for more than float32 sums, which a GPU has not */
     const char *sweep;   /* name of the field that is swept, NULL for none */
     size_t sweep_offset; /* of an int64_t in batch_spec, or of a double, or of an int (an enum) */
     enum { SWEEP_INT64, SWEEP_DOUBLE, SWEEP_ENUM } sweep_type;

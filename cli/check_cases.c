@@ -140,8 +140,17 @@ const check_case check_cases[] = {
      SWEEP_NUMBER(q_std, 0.1, 1, 10, 100, 1000)},
     {"numbers/kv-std", {DENSE, .batch = 2, .h_q = 64, LENGTHS(300, 77)}, VARIANT_ALL, false,
      SWEEP_NUMBER(kv_std, 0.1, 10)},
-    /* Large values with small queries: with both large, S reaches 300, and FP32 sums of its
-     * products alone move out by more than the absolute tolerance, which does not grow. */
+    /* Where both are large, float32 sums of S alone move lse of rows of few keys, and out, by more
+     * than the tolerances. Such rows are few, so there are many. */
+    {"numbers/wide-few-keys", {DENSE, .batch = 160, .h_q = 128, .q_std = 100.0, .kv_std = 100.0,
+                               .page_size = 4, LENGTHS(1, 2, 3, 4, 2, 1)},
+     VARIANT_ALL, false, .cpu_only = true, ONCE},
+    {"numbers/wide", {DENSE, .batch = 16, .h_q = 128, .kv_std = 100.0, LENGTHS(77, 40, 300, 64)},
+     VARIANT_ALL, false, .cpu_only = true, SWEEP_NUMBER(q_std, 1, 100)},
+    {"numbers/wide-sparse", {SPARSE, .batch = 30, .s_q = 2, .h_q = 128, .topk = 80,
+                             .holes = HOLES_SCATTERED, .q_std = 100.0, .kv_std = 100.0,
+                             .topk_length = TOPK_LENGTH_RANDOM},
+     VARIANT_ALL, false, .cpu_only = true, ONCE},
     {"numbers/large-values", {DENSE, .batch = 2, .h_q = 64, .q_std = 0.01, .kv_std = 100.0,
                               LENGTHS(300, 77)},
      VARIANT_ALL, false, ONCE},

@@ -229,6 +229,12 @@ static int check_shape(const batch_spec *spec)
         tool_error("--dqk %lld: must be 512 or 576", (long long)spec->d_qk);
         return TOOL_BAD_INPUT;
     }
+    if (spec->op == MLA_OP_DENSE_DECODE && (spec->topk > 0 || spec->pool_slots > 0)) {
+        tool_error(
+            "--topk and --pool go with --op sparse or prefill; a dense call reads all tokens "
+            "of --sk");
+        return TOOL_BAD_INPUT;
+    }
     if (spec->op == MLA_OP_SPARSE_PREFILL && spec->batch > 1) {
         tool_error("--op prefill goes with --b 1; --sq is the number of query tokens");
         return TOOL_BAD_INPUT;

@@ -109,7 +109,8 @@ static bool wanted(const check_run *run, const char *name)
 }
 
 /* One batch over all lanes. */
-static void run_batch(check_run *run, const char *name, const batch_spec *spec, uint64_t seed)
+static void run_batch(check_run *run, const char *name, const check_case *item,
+                      const batch_spec *spec, uint64_t seed)
 {
     char lane_names[MAX_LANES][NAME_SIZE];
     bool any = false;
@@ -136,7 +137,9 @@ static void run_batch(check_run *run, const char *name, const batch_spec *spec, 
             continue;
         }
         show_progress(run, lane_names[i]);
-        if (check_status(&result, "the reference", status)) {
+        if (item->cpu_only && run->lanes[i].runner.info.backend == MLA_BACKEND_CUDA) {
+            check_skip(&result, "sums of more than float32's precision are for CPUs");
+        } else if (check_status(&result, "the reference", status)) {
             run_lane(run, &run->lanes[i], &input, &got, &want, sampled, seed, &result);
         }
         record(run, i, lane_names[i], &result);
@@ -155,7 +158,7 @@ static void run_case(check_run *run, const check_case *item)
             continue;
         }
         for (uint64_t s = 0; s < run->num_seeds; s++) {
-            run_batch(run, name, &spec, run->first_seed + s);
+            run_batch(run, name, item, &spec, run->first_seed + s);
         }
     }
 }

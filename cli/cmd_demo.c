@@ -1,4 +1,5 @@
 /* `mla demo`: some steps of a DeepSeek-V3 decode batch, checked and timed, with an explanation. */
+#include "batch_file.h"
 #include "engine.h"
 #include "fma_peak.h"
 #include "random_values.h"
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 enum {
+    KEY_SAVE = 256,
     HEADS = 128,
     D_QK = 576,
     STEPS = 6,
@@ -28,7 +30,7 @@ enum { REQUESTS = sizeof demo_lengths / sizeof demo_lengths[0] };
 
 typedef struct demo {
     tool_options options;
-    const char *svg;
+    const char *svg, *save;
     uint64_t seed;
     engine runner, reference;
     batch input;
@@ -396,6 +398,9 @@ static error_t parse_demo(int key, char *arg, struct argp_state *state)
     case 'o':
         show->svg = arg;
         return 0;
+    case KEY_SAVE:
+        show->save = arg;
+        return 0;
     case 's':
         show->seed = (uint64_t)tool_parse_int(state, "--seed", arg, 0, INT64_MAX / 2);
         return 0;
@@ -408,6 +413,8 @@ int cmd_demo(int argc, char **argv)
 {
     static const struct argp_option options[] = {
         {"output", 'o', "FILE.svg", 0, "Picture to draw, default demo.svg", 1},
+        {"save", KEY_SAVE, "FILE.safetensors", 0,
+         "Write the last step's tensors, an input for mla decode", 1},
         {"seed", 's', "S", 0, "Seed of the random data", 1},
         {0, 0, 0, 0, 0, 0}};
     static const struct argp argp = {
@@ -435,10 +442,18 @@ int cmd_demo(int argc, char **argv)
     for (int step = 0; ok && step < STEPS; step++) {
         ok = run_step(show, step);
     }
+    if (ok && show->save != NULL) {
+        ok = batch_save(show->save, &show->input);
+    }
     ok = ok && run_head_counts(show);
     if (ok) {
         conclude(show, tool_now() - start);
         ok = draw(show);
+    }
+    if (ok && show->save != NULL) {
+        printf("The last step's tensors are in %s; try: mla decode %s -o out.safetensors "
+               "--verify\n",
+               show->save, show->save);
     }
     int status = ok && show->failures == 0 ? TOOL_OK : TOOL_FAILED;
     close_demo(show);

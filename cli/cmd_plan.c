@@ -147,8 +147,7 @@ static mla_status build(const engine *runner, const mla_problem *problem, const 
 static void print_part(const plan_view *view, int64_t index)
 {
     const mla_plan_part *part = &view->parts[index];
-    if (part->num_blocks == 0 && part->begin_req == part->end_req &&
-        part->begin_block == part->end_block) {
+    if (plan_part_is_idle(part)) {
         printf("%5lld   idle\n", (long long)index);
         return;
     }
@@ -165,7 +164,25 @@ static void print_part(const plan_view *view, int64_t index)
     putchar('\n');
 }
 
-static void print_plan(const plan_view *view, const engine *runner)
+/* Why parts have nothing to do. */
+static void explain_idle(const plan_view *view, const engine *runner, const plan_args *args)
+{
+    printf("%lld part%s idle: ", (long long)view->idle_parts,
+           view->idle_parts == 1 ? " is" : "s are");
+    if (args->batch_invariant) {
+        printf("--batch-invariant keeps every request in one part\n");
+    } else if (args->parts == 0 && runner->info.backend == MLA_BACKEND_CPU &&
+               view->split_reqs == 0) {
+        printf("there are tiles of query rows enough to keep the %d thread%s busy, so requests are "
+               "kept\nwhole, and every tile goes through all parts. --parts N cuts requests as "
+               "well\n",
+               runner->info.num_threads, runner->info.num_threads == 1 ? "" : "s");
+    } else {
+        printf("the batch has too few blocks for so many parts\n");
+    }
+}
+
+static void print_plan(const plan_view *view, const engine *runner, const plan_args *args)
 {
     char who[256];
     engine_describe(runner, who, sizeof who);
@@ -184,6 +201,9 @@ static void print_plan(const plan_view *view, const engine *runner)
            "included)\nrequests split over several parts: %lld\n",
            (long long)view->most_blocks, view->mean_blocks, 100.0 * view->balance,
            (long long)view->split_reqs);
+    if (view->idle_parts > 0) {
+        explain_idle(view, runner, args);
+    }
 }
 
 int cmd_plan(int argc, char **argv)
@@ -248,7 +268,7 @@ int cmd_plan(int argc, char **argv)
         tool_library_error("cannot plan", status);
         result = status == MLA_ERR_DEVICE ? TOOL_FAILED : TOOL_BAD_INPUT;
     } else {
-        print_plan(&view, &runner);
+        print_plan(&view, &runner, args);
         if (args->svg != NULL) {
             if (plan_draw(args->svg, &view)) {
                 printf("wrote %s\n", args->svg);

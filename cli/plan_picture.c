@@ -12,6 +12,12 @@ static int64_t blocks_of(const plan_view *view, int64_t req)
     return ((int64_t)view->lengths[req] + MLA_BLOCK_TOKENS - 1) / MLA_BLOCK_TOKENS;
 }
 
+bool plan_part_is_idle(const mla_plan_part *part)
+{
+    return part->num_blocks == 0 && part->begin_req == part->end_req &&
+           part->begin_block == part->end_block;
+}
+
 mla_status plan_view_read(plan_view *view, const mla_plan *plan)
 {
     mla_status status = mla_plan_get_part(plan, 0, NULL, &view->num_parts);
@@ -29,6 +35,7 @@ mla_status plan_view_read(plan_view *view, const mla_plan *plan)
         view->most_blocks = part->num_blocks > view->most_blocks ? part->num_blocks
                                                                  : view->most_blocks;
         view->split_reqs += part->num_splits > 0;
+        view->idle_parts += plan_part_is_idle(part);
     }
     for (int64_t r = 0; r < view->num_reqs; r++) {
         view->total_tokens += view->lengths[r];

@@ -11,10 +11,14 @@ typedef struct plan_view {
     int64_t num_parts;
     int64_t total_tokens, total_blocks;
     int64_t most_blocks; /* of a part */
+    int64_t idle_parts;
     double mean_blocks;
     double balance;     /* mean over largest */
     int64_t split_reqs; /* requests in more than one part */
 } plan_view;
+
+/* Whether a part has nothing to do. */
+bool plan_part_is_idle(const mla_plan_part *part);
 
 /* Reads a plan whose buffer is host memory. */
 mla_status plan_view_read(plan_view *view, const mla_plan *plan);

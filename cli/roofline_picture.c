@@ -5,7 +5,42 @@
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+/* A file that cannot be written would show in gnuplot's own words, or, where the disk is full, not
+ * at all. A pipe's reader gets the picture and nothing before it. */
+static bool can_be_written(const char *path)
+{
+    struct stat info;
+    FILE *file = fopen(path, "w");
+    if (file == NULL) {
+        return false;
+    }
+    bool ok = fstat(fileno(file), &info) == 0;
+    ok = ok && (S_ISFIFO(info.st_mode) || fputc('\n', file) == '\n');
+    return fclose(file) == 0 && ok;
+}
+
+/* Whether a regular file ends as a picture does: gnuplot does not look at what its writes return. */
+static bool is_whole(const char *path)
+{
+    static const char end[] = "</svg>";
+    char tail[16] = "";
+    struct stat info;
+    FILE *file = fopen(path, "r");
+    if (file == NULL) {
+        return false;
+    }
+    bool ok = fstat(fileno(file), &info) == 0;
+    if (ok && S_ISREG(info.st_mode)) {
+        ok = fseek(file, -(long)(sizeof tail - 1), SEEK_END) == 0 &&
+             fread(tail, 1, sizeof tail - 1, file) == sizeof tail - 1 && strstr(tail, end) != NULL;
+    }
+    fclose(file);
+    return ok;
+}
 
 FILE *gnuplot_open(const char *svg_path, int width, int height)
 {
@@ -13,13 +48,10 @@ FILE *gnuplot_open(const char *svg_path, int width, int height)
         tool_error("no picture: gnuplot is not installed (Debian: gnuplot-nox)");
         return NULL;
     }
-    /* A file that cannot be written would only show in gnuplot's own words. */
-    FILE *svg = fopen(svg_path, "w");
-    if (svg == NULL) {
+    if (!can_be_written(svg_path)) {
         tool_error("no picture: cannot write %s", svg_path);
         return NULL;
     }
-    fclose(svg);
     signal(SIGPIPE, SIG_IGN);
     fflush(NULL);
     FILE *script = popen("gnuplot", "w");
@@ -39,7 +71,7 @@ FILE *gnuplot_open(const char *svg_path, int width, int height)
 bool gnuplot_close(FILE *script, const char *svg_path)
 {
     fprintf(script, "unset output\n");
-    if (pclose(script) != 0) {
+    if (pclose(script) != 0 || !is_whole(svg_path)) {
         tool_error("gnuplot could not draw %s", svg_path);
         return false;
     }

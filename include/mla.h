@@ -69,6 +69,10 @@
  *     stream) and can be captured in a CUDA graph. What lies in device memory (lengths, tables,
  *     indices) they cannot refuse: an impossible value there gives a wrong answer, never a fault.
  *
+ * 10. Sums of products are float32 ones; the CPU takes double precision where rounding would show in
+ *     a row's results. Beyond float32's range they are infinite or NaN: of |q . k| from 2^127 on,
+ *     and of 256 times the sum of |V| over a row's keys.
+ *
  * Formats of FP8 rows: mla_kv_format. Alignment: on the CPU that of the element; on CUDA 16 bytes
  * for base pointers and for strides of q, kv and out.
  */
@@ -148,7 +152,7 @@ typedef enum mla_isa {
     MLA_ISA_PORTABLE = 1u << 1,    /* C without intrinsics, for any processor */
     MLA_ISA_AVX2 = 1u << 2,        /* AVX2, FMA and F16C */
     MLA_ISA_AVX512 = 1u << 3,      /* AVX-512 F, BW, DQ, VL */
-    MLA_ISA_AVX512_BF16 = 1u << 4, /* AVX512-BF16: bf16 products, FP32 accumulation */
+    MLA_ISA_AVX512_BF16 = 1u << 4, /* AVX512-BF16, VBMI: bf16 products, FP32 accumulation */
     MLA_ISA_AMX_BF16 = 1u << 5     /* AMX tiles: bf16 products, FP32 accumulation */
 } mla_isa;
 

@@ -53,12 +53,12 @@ static mla_status resolve_strides(int64_t *stride, const int64_t *dims, int num_
     }
     for (int i = 0; i < num_dims; i++) {
         if (stride[i] < 0 || (distinct && dims[i] > 1 && stride[i] < last_dim)) {
-            return mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s_stride[%d] = %lld: must be at least %lld",
-                            name, i, (long long)stride[i], (long long)(distinct ? last_dim : 0));
+            return mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s[%d] = %lld: must be at least %lld", name,
+                            i, (long long)stride[i], (long long)(distinct ? last_dim : 0));
         }
         if (stride[i] > MAX_EXTENT / dims[i]) {
             return mla_fail(MLA_ERR_INVALID_ARGUMENT,
-                            "%s_stride[%d] = %lld: %lld of them exceed the address space", name, i,
+                            "%s[%d] = %lld: %lld of them exceed the address space", name, i,
                             (long long)stride[i], (long long)dims[i]);
         }
     }
@@ -80,12 +80,12 @@ static mla_status resolve_pool_strides(mla_kv_format kv_format, int64_t *stride,
     }
     bool rows_656 = kv_format == MLA_KV_FP8_656;
     if (rows_656 ? stride[1] != 0 && stride[1] < MLA_FP8_656_BYTES : stride[1] != 0) {
-        return mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s_stride[1] = %lld: must be 0%s", name,
+        return mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s[1] = %lld: must be 0%s", name,
                         (long long)stride[1], rows_656 ? " or at least 656 bytes" : "");
     }
     if (stride[1] > MAX_EXTENT / page_size) {
         return mla_fail(MLA_ERR_INVALID_ARGUMENT,
-                        "%s_stride[1] = %lld: %lld of them exceed the address space", name,
+                        "%s[1] = %lld: %lld of them exceed the address space", name,
                         (long long)stride[1], (long long)page_size);
     }
     if (stride[1] == 0) {
@@ -96,8 +96,8 @@ static mla_status resolve_pool_strides(mla_kv_format kv_format, int64_t *stride,
     }
     int64_t least = rows_656 ? MLA_FP8_656_BYTES : page_size * MLA_FP8_584_BYTES;
     if (num_pages > 1 && (stride[0] < least || stride[0] > MAX_EXTENT / num_pages)) {
-        return mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s_stride[0] = %lld: must be %lld to %lld bytes",
-                        name, (long long)stride[0], (long long)least,
+        return mla_fail(MLA_ERR_INVALID_ARGUMENT, "%s[0] = %lld: must be %lld to %lld bytes", name,
+                        (long long)stride[0], (long long)least,
                         (long long)(MAX_EXTENT / num_pages));
     }
     stride[2] = 0;
@@ -119,8 +119,10 @@ static mla_status resolve_pool(const mla_shape *shape, mla_pool *pool, int64_t p
                         name, pool->data, (long long)shape->kv_elem_bytes);
     }
     const mla_problem *p = &shape->problem;
+    char stride_name[48];
+    (void)snprintf(stride_name, sizeof stride_name, "%s.stride", name);
     return resolve_pool_strides(p->kv_format, pool->stride, pool->num_pages, page_size, p->h_kv,
-                                p->d_qk, page_bytes, name);
+                                p->d_qk, page_bytes, stride_name);
 }
 
 static mla_status check_zero(int64_t value, const char *name, const char *where)
@@ -157,7 +159,7 @@ static mla_status resolve_dense(const mla_shape *shape, mla_tensors *t)
     }
     int64_t dims[1] = {shape->problem.batch};
     return resolve_strides(&t->block_table_stride, dims, 1, t->max_pages, false,
-                           "tensors.block_table");
+                           "tensors.block_table_stride");
 }
 
 static mla_status resolve_sparse(const mla_shape *shape, mla_tensors *t)
@@ -173,7 +175,7 @@ static mla_status resolve_sparse(const mla_shape *shape, mla_tensors *t)
         (status = check_zero(t->max_pages, "tensors.max_pages", where)) != MLA_OK) {
         return status;
     }
-    status = resolve_strides(t->indices_stride, dims, 3, p->topk, false, "tensors.indices");
+    status = resolve_strides(t->indices_stride, dims, 3, p->topk, false, "tensors.indices_stride");
     if (status != MLA_OK || p->extra_topk == 0) {
         return status;
     }
@@ -184,7 +186,7 @@ static mla_status resolve_sparse(const mla_shape *shape, mla_tensors *t)
         return status;
     }
     return resolve_strides(t->extra_indices_stride, dims, 3, p->extra_topk, false,
-                           "tensors.extra_indices");
+                           "tensors.extra_indices_stride");
 }
 
 static mla_status check_no_extra(const mla_tensors *t)
@@ -217,9 +219,12 @@ mla_status mla_tensors_resolve(const mla_shape *shape, const mla_tensors *tensor
         (status = check_aligned(t->lse, 4, "tensors.lse")) != MLA_OK ||
         (status = check_aligned(t->max_logits, 4, "tensors.max_logits")) != MLA_OK ||
         (status = check_aligned(t->attn_sink, 4, "tensors.attn_sink")) != MLA_OK ||
-        (status = resolve_strides(t->q_stride, dims, 3, p->d_qk, false, "tensors.q")) != MLA_OK ||
-        (status = resolve_strides(t->out_stride, dims, 3, p->d_v, true, "tensors.out")) != MLA_OK ||
-        (status = resolve_strides(t->lse_stride, dims, 3, 1, true, "tensors.lse")) != MLA_OK ||
+        (status = resolve_strides(t->q_stride, dims, 3, p->d_qk, false, "tensors.q_stride")) !=
+            MLA_OK ||
+        (status = resolve_strides(t->out_stride, dims, 3, p->d_v, true, "tensors.out_stride")) !=
+            MLA_OK ||
+        (status = resolve_strides(t->lse_stride, dims, 3, 1, true, "tensors.lse_stride")) !=
+            MLA_OK ||
         (status = resolve_pool(shape, &t->kv, p->page_size, shape->page_bytes, "tensors.kv")) !=
             MLA_OK) {
         return status;
@@ -290,14 +295,15 @@ mla_status mla_merge_args_resolve(const mla_merge_args *args, mla_merge_args *re
         return status;
     }
     const int64_t dims[3] = {a->batch, a->s_q, a->h_q};
-    if ((status = resolve_strides(a->part_out_stride, dims, 3, a->d_v, false, "args.part_out")) !=
+    if ((status = resolve_strides(a->part_out_stride, dims, 3, a->d_v, false,
+                                  "args.part_out_stride")) != MLA_OK ||
+        (status = resolve_strides(a->part_lse_stride, dims, 3, 1, false, "args.part_lse_stride")) !=
             MLA_OK ||
-        (status = resolve_strides(a->part_lse_stride, dims, 3, 1, false, "args.part_lse")) !=
-            MLA_OK ||
-        (status = resolve_strides(a->out_stride, dims, 3, a->d_v, true, "args.out")) != MLA_OK) {
+        (status = resolve_strides(a->out_stride, dims, 3, a->d_v, true, "args.out_stride")) !=
+            MLA_OK) {
         return status;
     }
-    return resolve_strides(a->lse_stride, dims, 3, 1, true, "args.lse");
+    return resolve_strides(a->lse_stride, dims, 3, 1, true, "args.lse_stride");
 }
 
 mla_status mla_pack_args_resolve(const mla_pack_args *args, mla_pack_args *resolved)
@@ -335,10 +341,10 @@ mla_status mla_pack_args_resolve(const mla_pack_args *args, mla_pack_args *resol
         return status;
     }
     const int64_t dims[2] = {a->num_tokens > 0 ? a->num_tokens : 1, a->h_kv};
-    if ((status = resolve_strides(a->rows_stride, dims, 2, a->d_qk, false, "args.rows")) !=
+    if ((status = resolve_strides(a->rows_stride, dims, 2, a->d_qk, false, "args.rows_stride")) !=
         MLA_OK) {
         return status;
     }
     return resolve_pool_strides(a->kv_format, a->cache_stride, a->num_pages, a->page_size, a->h_kv,
-                                a->d_qk, page_bytes, "args.cache");
+                                a->d_qk, page_bytes, "args.cache_stride");
 }

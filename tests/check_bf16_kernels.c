@@ -263,7 +263,8 @@ typedef struct workload {
     uint16_t *q;
     const uint16_t *q_rows[MLA_CPU_TILE_ROWS];
     int64_t row_keys[MLA_CPU_TILE_ROWS];
-    float *out, lse[MLA_CPU_TILE_ROWS], row_max[MLA_CPU_TILE_ROWS];
+    double lse[MLA_CPU_TILE_ROWS];
+    float *out, row_max[MLA_CPU_TILE_ROWS];
     float (*decoded)[MLA_D_QK_MAX]; /* of the keys of the range, holes left out */
     int64_t num_decoded;
     int64_t diagonal_slot, poisoned_key; /* what poison_diagonal() spoils; key -1: nothing */

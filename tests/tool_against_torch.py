@@ -1,4 +1,6 @@
 """`mla decode` on files made from PyTorch tensors, compared with PyTorch in double precision."""
+import os
+import subprocess
 import sys
 
 import torch
@@ -201,6 +203,18 @@ def pack_case(tool, name, row_format, d):
                    "%.3g of what is allowed" % (error / allowed).max().item())
 
 
+def example_case(tool):
+    """examples/make_decode_input.py makes a file that decode takes."""
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "examples",
+                          "make_decode_input.py")
+    path = tool.path("example.safetensors")
+    done = subprocess.run([sys.executable, script, path], capture_output=True, text=True,
+                          timeout=300)
+    tool.check("the example", done.returncode == 0, done.stdout + done.stderr)
+    status, stdout, stderr = tool.run("decode", path, "-o", tool.path("out"), "--verify")
+    tool.check("decode of the example", status == 0 and "4 requests" in stdout, stdout + stderr)
+
+
 def main():
     torch.manual_seed(1)
     tool = Tool(sys.argv[1])
@@ -222,6 +236,7 @@ def main():
     prefill_case(tool, "sparse prefill, fp16, d_qk 512", f16, 512)
     pack_case(tool, "rows of 656 bytes", "fp8_656", 576)
     pack_case(tool, "rows of 584 bytes", "fp8_584", 512)
+    example_case(tool)
     tool.finish()
 
 

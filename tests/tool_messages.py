@@ -1,5 +1,7 @@
 """The tool's answers to wrong use and to files that are missing, truncated or lie."""
 import os
+import resource
+import shutil
 import stat
 import struct
 import subprocess
@@ -174,6 +176,8 @@ def wrong_use(tool):
         (["decode", "--nonsense"], "nonsense"), (["info", "--threads", "-1"], "--threads"),
         (["info", "--backend", "tpu"], "tpu"), (["pack"], "say what to read"),
         (["pack", "a", "-o", "b", "--format", "fp7"], "fp7"),
+        (["bench", "--op", "dense", "--topk", "64"], "--topk"),
+        (["bench", "--op", "dense", "--pool", "64"], "--pool"),
     ]
     for arguments, text in uses:
         status, _, stderr = tool.run(*arguments)
@@ -183,6 +187,9 @@ def wrong_use(tool):
         status, stdout, stderr = tool.run(*arguments)
         tool.check("mla " + " ".join(arguments), status == OK and len(stdout) > 5 and not stderr,
                    "status %d: %s" % (status, stderr))
+    status, stdout, stderr = tool.run("plan", "--hq", "256", "--seqlens", "9,50000,1,1,1,1",
+                                      "--threads", "2")
+    tool.check("idle parts", status == OK and "idle: there are tiles" in stdout, stdout + stderr)
     path = tool.write("in.safetensors", file_bytes(dense()))
     status, _, stderr = tool.run("decode", path, "-o", tool.path("no/such/folder/out"))
     tool.check("output folder missing", status == FAILED and "no/such/folder" in stderr, stderr)
@@ -206,8 +213,44 @@ def wrong_use(tool):
                                       stderr=subprocess.PIPE, text=True, timeout=300)
             tool.check("full disk: mla " + arguments[0], done.returncode == FAILED and
                        "standard output" in done.stderr, done.stderr)
+        full_outputs(tool)
     left = [name for name in os.listdir(tool.folder.name) if "tmp" in name.lower()]
     tool.check("nothing left behind", not left, str(left))
+
+
+def full_outputs(tool):
+    """Files on a full disk: a device that has no room, and a limit that is too low."""
+    bench = ("bench", "--sk", "64", "--hq", "1", "--reps", "1", "--no-blas")
+    uses = [(*bench, "--csv"), (*bench, "--json")]
+    if shutil.which("gnuplot"):
+        uses += [(*bench, "--plot"), ("plan", "--seqlens", "100,200", "--svg")]
+    for arguments in uses:
+        status, _, stderr = tool.run(*arguments, "/dev/full")
+        tool.check("full: %s" % arguments[-1], status == FAILED and "/dev/full" in stderr,
+                   "status %d: %s" % (status, stderr))
+    outputs = [("decode", tool.write("in.safetensors", file_bytes(dense())), "-o")]
+    outputs += uses[3:]
+
+    def no_room():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+
+    for arguments in outputs:
+        out = tool.path("large")
+        # SIGXFSZ stays ignored, as Python has it: writes beyond the limit fail.
+        status, _, stderr = tool.run(*arguments, out, preexec_fn=no_room, restore_signals=False)
+        tool.check("no room: %s" % arguments[0], status == FAILED and out in stderr,
+                   "status %d: %s" % (status, stderr))
+
+
+def demo_saves_an_input(tool):
+    """The route from nothing to an input file and its answer."""
+    saved = tool.path("demo.safetensors")
+    status, stdout, stderr = tool.run("demo", "--save", saved, "-o", tool.path("demo.svg"))
+    if shutil.which("gnuplot") is None and "gnuplot" in stderr:
+        status = OK
+    tool.check("demo --save", status == OK and os.path.exists(saved), stdout + stderr)
+    status, stdout, stderr = tool.run("decode", saved, "-o", tool.path("o"), "--verify")
+    tool.check("decode of it", status == OK and "12 requests" in stdout, stdout + stderr)
 
 
 def main():
@@ -216,6 +259,7 @@ def main():
     broken_files(tool)
     wrong_tensors(tool)
     wrong_use(tool)
+    demo_saves_an_input(tool)
     tool.finish()
 
 

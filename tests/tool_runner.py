@@ -7,6 +7,7 @@ import sys
 import tempfile
 
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "U8": 1, "F8_E4M3": 1}
+COMMANDS = ("bench", "decode", "demo", "info", "pack", "plan", "unpack")
 INT_FORMAT = {"I32": "i", "I64": "q"}
 
 
@@ -69,9 +70,12 @@ class Tool:
             file.write(content)
         return self.path(name)
 
-    def run(self, *arguments):
+    def run(self, *arguments, **options):
+        """The CPU computes, also where there is a GPU, unless the arguments say otherwise."""
+        if arguments and arguments[0] in COMMANDS and "--backend" not in arguments:
+            arguments = (*arguments, "--backend", "cpu")
         done = subprocess.run([self.binary, *arguments], capture_output=True, text=True,
-                              timeout=300)
+                              timeout=300, **options)
         return done.returncode, done.stdout, done.stderr
 
     def check(self, name, right, detail=""):

@@ -11,6 +11,7 @@
 #include "amx_tiles.h"
 #include "bf16_attend.h"
 #include "bf16_vectors.h"
+#include "largest_magnitude.h"
 #include "narrow_row.h"
 
 #include <assert.h>
@@ -37,8 +38,8 @@ typedef struct side_work {
 } side_work;
 
 /*
- * The rows of 16 keys as a tile; copied into scratch->rows when they lie unevenly. V is then read
- * from the copy too, unless its rows are others.
+ * The rows of 16 keys as a tile; copied when they lie unevenly. V is then read from the copy too,
+ * unless its rows are others.
  */
 static key_tile gather_keys(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t key,
                             mla_bf16_span span, const uint8_t **value_row)
@@ -54,14 +55,14 @@ static key_tile gather_keys(mla_bf16_scratch *scratch, const mla_bf16_block *blo
         return (key_tile){row[0], stride};
     }
     for (int32_t i = 0; i < MLA_TILE_ROWS; i++) {
-        uint8_t *copy = scratch->rows[key + i];
+        uint8_t *copy = mla_bf16_own_row(block, scratch, key + i);
         if (row[i] != copy) {
             memcpy(copy + 2 * span.begin, row[i] + 2 * span.begin,
                    2 * (size_t)(span.end - span.begin));
         }
         value_row[i] = value_row[i] == row[i] ? copy : value_row[i];
     }
-    return (key_tile){scratch->rows[key], MLA_BF16_ROW_BYTES};
+    return (key_tile){mla_bf16_own_row(block, scratch, key), MLA_BF16_ROW_BYTES};
 }
 
 /* Pairs V of the next few pairs of keys in dimensions [d, d + 32), and asks for the next block. */
@@ -143,6 +144,7 @@ static void amx_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block, i
                       .prefetch_lines = (panel_lines + panel_steps - 1) / panel_steps};
     for (int32_t key = 0; key < block->padded_keys; key += MLA_BF16_PANEL) {
         key_tile keys[2];
+        mla_bf16_decode_panel(block, scratch, key);
         for (int32_t i = 0; i < 2; i++) {
             keys[i] = gather_keys(scratch, block, key + i * MLA_TILE_ROWS, span,
                                   work.value_row + i * MLA_TILE_ROWS);
@@ -310,4 +312,5 @@ const mla_cpu_kernel mla_amx_bf16_kernel = {.isa = MLA_ISA_AMX_BF16,
                                             .serves = mla_bf16_serves,
                                             .scratch_bytes = sizeof(mla_bf16_scratch),
                                             .attend = amx_bf16_attend,
-                                            .narrow = narrow_row};
+                                            .narrow = narrow_row,
+                                            .largest = largest_magnitude};

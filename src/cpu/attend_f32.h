@@ -25,7 +25,9 @@
 #ifndef MLA_CPU_ATTEND_F32_H
 #define MLA_CPU_ATTEND_F32_H
 
+#include "exact_scores.h"
 #include "f32_products.h"
+#include "largest_magnitude.h"
 #include "narrow_row.h"
 
 typedef struct f32_scratch {
@@ -215,29 +217,12 @@ static void softmax_column(f32_scratch *scratch, int32_t panel_row, int32_t lane
     vec_store(scratch->rescale + panel_row + lane, factor);
 }
 
-/* q . k in double precision. */
-static double exact_dot(const float *q, const float *k, int64_t d_qk)
-{
-    double sums[8] = {0};
-    for (int64_t d = 0; d < d_qk; d += 8) {
-        for (int i = 0; i < 8; i++) {
-            sums[i] += (double)q[d + i] * k[d + i];
-        }
-    }
-    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
-           ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-}
-
-/*
- * float32 holds a score of 512 to 2^-15 and one of 40,000 to 2^-8, and summing it costs two bits
- * more: too few for the weights of keys that compete with the largest. Where scores are that large
- * few keys do, and their weights are computed again from exact products.
- */
+/* Weights of keys that compete with the largest, once more from exact products. */
 static void refine_weights(const mla_cpu_job *job, f32_scratch *scratch, int32_t row,
                            int32_t num_keys)
 {
     double max = scratch->row_max[row];
-    if (!(fabs(max) >= 512.0 && fabs(max) < 0x1p28)) {
+    if (!mla_scores_are_large(max)) {
         return;
     }
     int64_t d_qk = job->keys->d_qk;
@@ -246,8 +231,8 @@ static void refine_weights(const mla_cpu_job *job, f32_scratch *scratch, int32_t
     widen_elems(job->keys->dtype, d_qk, (const uint8_t *)job->q_rows[row], q);
     for (int32_t key = 0; key < num_keys; key++) {
         float *weight = &scratch->scores[key][row % PANEL];
-        if (*weight > 0x1p-30f) {
-            float exact = (float)exp2(exact_dot(q, scratch->keys[key], d_qk) * scale - max);
+        if (*weight > MLA_EXACT_WEIGHT) {
+            float exact = (float)exp2(mla_exact_dot(q, scratch->keys[key], d_qk) * scale - max);
             scratch->row_sum[row] += exact - *weight;
             *weight = exact;
         }
@@ -337,7 +322,7 @@ static void finish_rows(const mla_cpu_job *job, const f32_scratch *scratch, bool
         float *out = job->out + row * job->out_stride;
         float sum = scratch->row_sum[row];
         job->row_max[row] = (float)(scratch->row_max[row] * 0.6931471805599453);
-        job->lse[row] = (float)(scratch->row_max[row] * 0.6931471805599453 + log(sum));
+        job->lse[row] = scratch->row_max[row] * 0.6931471805599453 + log(sum);
         if (no_keys || sum == 0.0f) {
             job->lse[row] = -INFINITY;
             memset(out, 0, MLA_D_V * sizeof *out);

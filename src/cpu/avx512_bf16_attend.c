@@ -1,5 +1,6 @@
 /* One job of the bf16 kernels, block of keys by block of keys. */
 #include "bf16_attend.h"
+#include "exact_scores.h"
 #include "formats.h"
 
 #include <assert.h>
@@ -7,7 +8,8 @@
 #include <immintrin.h>
 #include <math.h>
 
-/* Any weight that counts, times this, is large; and 0 times this is 0. */
+/* Takes the place of the largest |V| where the remainders must be multiplied in any case. Any weight
+ * that counts, times this, is large; and 0 times this is 0. */
 #define HUGE_VALUE 0x1p60f
 
 /* A job on its way through the blocks. */
@@ -20,6 +22,7 @@ typedef struct bf16_pass {
     int64_t fewest_keys; /* entries of the list that every row sees */
     int64_t end;         /* entries of the list that some row sees */
     bool first;          /* O holds nothing yet */
+    bool repeats;        /* the list names some rows many times */
 } bf16_pass;
 
 bool mla_bf16_serves(mla_kv_format kv_format, mla_dtype dtype)
@@ -35,6 +38,16 @@ static int32_t source_row_bytes(const mla_key_rows *keys)
                                                : (int32_t)keys->d_qk * 2;
 }
 
+/* Whether a sparse list has more entries than its pool has rows. */
+static bool names_rows_again(const mla_key_rows *keys)
+{
+    bool again = false;
+    for (int i = 0; i < 2 && keys->block_table == NULL; i++) {
+        again = again || keys->num_keys[i] > keys->pool[i].num_slots;
+    }
+    return again;
+}
+
 static void start_pass(bf16_pass *pass)
 {
     const mla_cpu_job *job = pass->job;
@@ -43,7 +56,9 @@ static void start_pass(bf16_pass *pass)
     pass->groups = (job->rows + MLA_BF16_LANES - 1) / MLA_BF16_LANES;
     pass->scale = fabsf(job->scale) * (float)M_LOG2E;
     pass->first = true;
+    pass->repeats = names_rows_again(job->keys);
     scratch->has_nan_columns = false;
+    memset(scratch->has_codes, 0, sizeof scratch->has_codes);
     pass->fewest_keys = pass->end = job->key_end;
     if (job->row_keys != NULL) {
         pass->end = job->key_begin;
@@ -54,7 +69,6 @@ static void start_pass(bf16_pass *pass)
         }
         pass->end = pass->end < job->key_end ? pass->end : job->key_end;
     }
-    mla_bf16_pack_queries(job, job->scale < 0.0f, scratch);
     for (int32_t row = 0; row < MLA_CPU_TILE_ROWS; row++) {
         scratch->row_max[row] = -INFINITY;
         /* Finite, so that logits of -INFINITY may be taken relative to it. */
@@ -76,17 +90,51 @@ static void set_visible(const bf16_pass *pass, const mla_bf16_block *block)
     }
 }
 
+/* Scores of the group's rows that have large ones become relative to their row_ref, and those of the
+ * keys that count are computed again. */
+static void refine_scores(const bf16_pass *pass, const mla_bf16_block *block, int32_t group)
+{
+    const mla_cpu_job *job = pass->job;
+    const mla_key_rows *keys = job->keys;
+    mla_bf16_scratch *scratch = pass->scratch;
+    double scale = job->scale * M_LOG2E;
+    for (int32_t lane = 0; lane < MLA_BF16_LANES; lane++) {
+        int32_t row = group * MLA_BF16_LANES + lane;
+        if (!(scratch->large_scores[group] >> lane & 1) || row >= job->rows) {
+            continue;
+        }
+        float q[MLA_D_QK_MAX], k[MLA_D_QK_MAX];
+        for (int64_t d = 0; d < keys->d_qk; d++) {
+            q[d] = mla_bf16_to_f32(job->q_rows[row][d]);
+        }
+        double ref = scratch->row_ref[row];
+        for (int32_t key = 0; key < block->padded_keys; key++) {
+            float *s = &scratch->s[group][key][lane];
+            *s = *s * pass->scale - (float)ref;
+            if (key < scratch->visible[row] && *s > MLA_EXACT_DISTANCE) {
+                mla_key_row source = block->source[key];
+                mla_row_decode(keys->kv_format, keys->dtype, keys->d_qk, source.data, source.scales,
+                               k);
+                *s = (float)(mla_exact_dot(q, k, keys->d_qk) * scale - ref);
+            }
+        }
+    }
+}
+
 /* O += P * V with P rounded to bf16, and a split V too. */
 static void add_values(bf16_pass *pass, const mla_bf16_block *block, bool masked)
 {
     mla_bf16_scratch *scratch = pass->scratch;
     int32_t groups[MLA_BF16_GROUPS];
     for (int32_t group = 0; group < pass->groups; group++) {
-        bool moved = mla_bf16_softmax(scratch, group, block->padded_keys, pass->scale, masked,
-                                      block->split);
+        bool moved = mla_bf16_move_ref(scratch, group, block->padded_keys, pass->scale, masked);
         if (moved && !pass->first) {
             pass->engine->rescale(scratch, group);
         }
+        if (scratch->large_scores[group] != 0) {
+            refine_scores(pass, block, group);
+        }
+        mla_bf16_softmax(scratch, group, block->padded_keys, pass->scale, masked, block->split);
         pass->engine->arrange(scratch, group, block->padded_keys);
         groups[group] = group;
     }
@@ -139,7 +187,10 @@ static void attend_block(bf16_pass *pass, mla_bf16_block *block)
         pass->engine->scores(scratch, block, pass->groups, whole);
     }
     bool all_see_all = pass->fewest_keys >= block->begin + block->num_keys;
-    if (all_see_all) {
+    if (all_see_all && pass->repeats) {
+        /* Their weights are rounded alike, and the errors do not average out. */
+        scratch->value_max = HUGE_VALUE;
+    } else if (all_see_all) {
         scratch->value_max = fminf(mla_bf16_largest_value(scratch, block->padded_keys), HUGE_VALUE);
     } else {
         scratch->value_max = HUGE_VALUE;
@@ -149,7 +200,7 @@ static void attend_block(bf16_pass *pass, mla_bf16_block *block)
     add_values(pass, block, masked);
     if (add_remainders(pass, block, masked, true) && block->split) {
         mla_bf16_use_low_values(block, scratch);
-        mla_bf16_pair_values(scratch, block, (mla_bf16_span){0, MLA_D_V});
+        mla_bf16_pair_values(scratch, block, 0, block->padded_keys, (mla_bf16_span){0, MLA_D_V});
         add_remainders(pass, block, masked, false);
     }
 }
@@ -160,6 +211,8 @@ static void attend_blocks(bf16_pass *pass)
     mla_bf16_scratch *scratch = pass->scratch;
     mla_bf16_block *block = &scratch->block[0], *next = &scratch->block[1];
     int64_t at = mla_bf16_resolve(keys, pass->job->key_begin, pass->end, block);
+    scratch->prefetch = (mla_bf16_prefetch){block, 0, 0, source_row_bytes(keys)};
+    mla_bf16_pack_queries(pass->job, pass->job->scale < 0.0f, scratch);
     while (block->num_keys > 0) {
         at = mla_bf16_resolve(keys, at, pass->end, next);
         scratch->prefetch = (mla_bf16_prefetch){next, 0, 0, source_row_bytes(keys)};
@@ -190,7 +243,7 @@ static void finish_pass(const bf16_pass *pass)
     for (int32_t row = 0; row < job->rows; row++) {
         float sum = scratch->row_sum[row];
         factor[row] = 1.0f / sum;
-        job->lse[row] = sum == 0.0f ? -INFINITY : scratch->row_ref[row] * (float)M_LN2 + logf(sum);
+        job->lse[row] = sum == 0.0f ? -INFINITY : scratch->row_ref[row] * M_LN2 + log(sum);
         job->row_max[row] = scratch->row_max[row] * (float)M_LN2;
     }
     for (int32_t first = 0; first < job->rows && !pass->first; first += MLA_BF16_LANES) {

@@ -13,6 +13,7 @@
 #include "bf16_attend.h"
 #include "bf16_vectors.h"
 #include "cpu_features.h"
+#include "largest_magnitude.h"
 #include "narrow_row.h"
 #include "unroll.h"
 
@@ -127,15 +128,19 @@ static void score_tile(mla_bf16_scratch *scratch, const uint8_t *const *rows, in
 static void avx512_scores(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t groups,
                           mla_bf16_span span)
 {
-    for (int32_t key = 0; key < block->padded_keys; key += TILE) {
-        int32_t vecs;
-        for (int32_t group = 0; group < groups; group += vecs) {
-            vecs = tile_groups(groups - group);
-            score_tile(scratch, block->key_row + key, key, group, vecs, span);
+    for (int32_t begin = 0; begin < block->padded_keys; begin += MLA_BF16_PANEL) {
+        int32_t end = begin + MLA_BF16_PANEL;
+        mla_bf16_decode_panel(block, scratch, begin);
+        for (int32_t key = begin; key < end; key += TILE) {
+            int32_t vecs;
+            for (int32_t group = 0; group < groups; group += vecs) {
+                vecs = tile_groups(groups - group);
+                score_tile(scratch, block->key_row + key, key, group, vecs, span);
+            }
+            mla_bf16_prefetch_lines(&scratch->prefetch, TILE * (span.end - span.begin) * 2 / 64);
         }
-        mla_bf16_prefetch_lines(&scratch->prefetch, TILE * (span.end - span.begin) * 2 / 64);
+        mla_bf16_pair_values(scratch, block, begin, end, span);
     }
-    mla_bf16_pair_values(scratch, block, span);
 }
 
 static void avx512_arrange(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys)
@@ -213,4 +218,5 @@ const mla_cpu_kernel mla_avx512_bf16_kernel = {.isa = MLA_ISA_AVX512_BF16,
                                                .serves = mla_bf16_serves,
                                                .scratch_bytes = sizeof(mla_bf16_scratch),
                                                .attend = avx512_bf16_attend,
-                                               .narrow = narrow_row};
+                                               .narrow = narrow_row,
+                                               .largest = largest_magnitude};

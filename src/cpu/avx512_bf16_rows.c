@@ -10,9 +10,7 @@
 enum {
     GROUP_WORDS = 16, /* pairs of dimensions transposed at a time */
     E4M3_TO_BF16_BIAS = 127 - 7,
-    MAX_E4M3 = 448,
-    /* Scales of 2^e with |e| up to this keep every value a normal bf16 number. */
-    MAX_SCALE_EXPONENT = 100
+    MAX_E4M3 = 448
 };
 
 /* bf16 to float32. */
@@ -27,6 +25,10 @@ void mla_bf16_pack_queries(const mla_cpu_job *job, bool negate, mla_bf16_scratch
 {
     assert(job->rows >= 1 && job->rows <= MLA_CPU_TILE_ROWS);
     __m512i sign = _mm512_set1_epi16(negate ? INT16_MIN : 0);
+    int32_t groups = (job->rows + MLA_BF16_LANES - 1) / MLA_BF16_LANES;
+    int32_t steps = groups * (int32_t)(job->keys->d_qk / (2 * GROUP_WORDS));
+    int32_t block_lines = MLA_BF16_KEYS * (scratch->prefetch.row_bytes / 64 + 1);
+    int32_t step_lines = (block_lines + steps - 1) / steps;
     for (int32_t first = 0; first < job->rows; first += MLA_BF16_LANES) {
         mla_bf16_pair(*q)[MLA_BF16_LANES] = scratch->q[first / MLA_BF16_LANES];
         for (int64_t d = 0; d < job->keys->d_qk; d += 2 * GROUP_WORDS) {
@@ -41,6 +43,7 @@ void mla_bf16_pack_queries(const mla_cpu_job *job, bool negate, mla_bf16_scratch
             for (int32_t i = 0; i < GROUP_WORDS; i++) {
                 _mm512_store_si512(q[d / 2 + i], words[i]);
             }
+            mla_bf16_prefetch_lines(&scratch->prefetch, step_lines);
         }
     }
 }
@@ -66,8 +69,8 @@ static inline bool scale_is_plain(float scale)
 {
     uint32_t bits = mla_f32_bits(scale);
     int32_t exponent = (int32_t)(bits >> 23) - 127;
-    bool power = (bits & 0x807fffff) == 0 && exponent >= -MAX_SCALE_EXPONENT &&
-                 exponent <= MAX_SCALE_EXPONENT;
+    bool power = (bits & 0x807fffff) == 0 && exponent >= -MLA_BF16_MAX_EXPONENT &&
+                 exponent <= MLA_BF16_MAX_EXPONENT;
     return power || scale == 0.0f;
 }
 
@@ -117,27 +120,6 @@ static inline __m512i scale_and_round(const uint8_t *data, __m512 scale, __m512i
     return high;
 }
 
-/* A group of values of a block that is not split. Scales are plain, or NaN or infinite, or at the
- * very ends of e8m0's range; those products are no numbers, or their rounding is of no account. */
-static inline __attribute__((always_inline)) void decode_group(int count, const uint8_t *data,
-                                                               float scale, uint8_t *row)
-{
-    if (scale == 0.0f) {
-        memset(row, 0, (size_t)count * 2);
-    } else if (scale_is_plain(scale)) {
-        int32_t exponent = (int32_t)(mla_f32_bits(scale) >> 23) - 127;
-        for (int i = 0; i < count; i += 32) {
-            _mm512_storeu_si512(row + 2 * i, e4m3_to_bf16(data + i, exponent));
-        }
-    } else {
-        for (int i = 0; i < count; i += 32) {
-            __m512i rest;
-            _mm512_storeu_si512(row + 2 * i,
-                                scale_and_round(data + i, _mm512_set1_ps(scale), &rest));
-        }
-    }
-}
-
 /* Puts NaN where the e4m3 code is NaN and its scale is not 0. */
 static void put_nan(int count, int group, const uint8_t *data, const float *scales, uint8_t *row)
 {
@@ -168,30 +150,87 @@ enum {
 
 _Static_assert((int)GROUPS_656 == (int)MLA_BF16_SCALES, "only 656-byte rows are split");
 
-static void decode_656(mla_key_row source, uint8_t *row)
+static void make_codes(int32_t exponent, mla_bf16_codes *codes)
 {
-    float scales[GROUPS_656];
-    memcpy(scales, source.scales, sizeof scales);
-    for (int i = 0; i < GROUPS_656; i++) {
-        int at = i * MLA_FP8_656_GROUP;
-        decode_group(MLA_FP8_656_GROUP, source.data + at, scales[i], row + 2 * at);
+    const uint16_t nan = 0x7fc0;
+    uint8_t magnitudes[MLA_E4M3_MAGNITUDES];
+    uint16_t values[MLA_E4M3_MAGNITUDES];
+    for (int i = 0; i < MLA_E4M3_MAGNITUDES; i++) {
+        magnitudes[i] = (uint8_t)i;
     }
-    if (has_e4m3_nan(MLA_FP8_656_LATENT, source.data)) {
-        put_nan(GROUPS_656, MLA_FP8_656_GROUP, source.data, scales, row);
+    for (int i = 0; i < MLA_E4M3_MAGNITUDES; i += 32) {
+        _mm512_storeu_si512(values + i, e4m3_to_bf16(magnitudes + i, exponent));
+    }
+    values[MLA_E4M3_MAGNITUDES - 1] = nan;
+    for (int i = 0; i < MLA_E4M3_MAGNITUDES; i++) {
+        codes->low[i] = (uint8_t)values[i];
+        codes->high[i] = (uint8_t)(values[i] >> 8);
+    }
+}
+
+/* bf16 of `count` e4m3 values, 64 at a time: the halves are looked up by their magnitudes, the signs
+ * added, and the halves interleaved. */
+static inline __attribute__((always_inline)) void
+decode_by_codes(int count, const uint8_t *data, const mla_bf16_codes *codes, uint8_t *row)
+{
+    /* Interleaving works within 128-bit lanes: this order of quarters comes out straight. */
+    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m512i sign = _mm512_set1_epi8(INT8_MIN);
+    const __m512i low0 = _mm512_load_si512(codes->low), high0 = _mm512_load_si512(codes->high);
+    const __m512i low1 = _mm512_load_si512(codes->low + 64);
+    const __m512i high1 = _mm512_load_si512(codes->high + 64);
+    for (int i = 0; i < count; i += 64) {
+        __m512i bytes = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(data + i));
+        __m512i low = _mm512_permutex2var_epi8(low0, bytes, low1);
+        __m512i high = _mm512_permutex2var_epi8(high0, bytes, high1);
+        high = _mm512_or_si512(high, _mm512_and_si512(bytes, sign));
+        _mm512_storeu_si512(row + 2 * i, _mm512_unpacklo_epi8(low, high));
+        _mm512_storeu_si512(row + 2 * i + 64, _mm512_unpackhi_epi8(low, high));
+    }
+}
+
+/* A group of values of a block that is not split. Scales are plain, or NaN or infinite, or at the
+ * very ends of e8m0's range; those products are no numbers, or their rounding is of no account. */
+static inline __attribute__((always_inline)) void
+decode_group(int count, const uint8_t *data, float scale, mla_bf16_scratch *scratch, uint8_t *row)
+{
+    if (scale == 0.0f) {
+        memset(row, 0, (size_t)count * 2);
+    } else if (scale_is_plain(scale)) {
+        int32_t exponent = (int32_t)(mla_f32_bits(scale) >> 23) - 127;
+        int32_t at = exponent + MLA_BF16_MAX_EXPONENT;
+        if (!scratch->has_codes[at]) {
+            make_codes(exponent, &scratch->codes[at]);
+            scratch->has_codes[at] = true;
+        }
+        decode_by_codes(count, data, &scratch->codes[at], row);
+    } else {
+        for (int i = 0; i < count; i += 32) {
+            __m512i rest;
+            _mm512_storeu_si512(row + 2 * i,
+                                scale_and_round(data + i, _mm512_set1_ps(scale), &rest));
+        }
+        put_nan(1, count, data, &scale, row);
+    }
+}
+
+static void decode_656(mla_key_row source, mla_bf16_scratch *scratch, uint8_t *row)
+{
+    for (int i = 0; i < GROUPS_656; i++) {
+        float scale;
+        memcpy(&scale, source.scales + sizeof scale * (size_t)i, sizeof scale);
+        int at = i * MLA_FP8_656_GROUP;
+        decode_group(MLA_FP8_656_GROUP, source.data + at, scale, scratch, row + 2 * at);
     }
     memcpy(row + 2 * MLA_FP8_656_LATENT, source.data + MLA_FP8_656_ROPE_AT, MLA_ROPE_DIM * 2);
 }
 
-static void decode_584(mla_key_row source, uint8_t *row)
+static void decode_584(mla_key_row source, mla_bf16_scratch *scratch, uint8_t *row)
 {
-    float scales[GROUPS_584];
     for (int i = 0; i < GROUPS_584; i++) {
+        float scale = mla_e8m0_to_f32(source.scales[i]);
         int at = i * MLA_FP8_584_GROUP;
-        scales[i] = mla_e8m0_to_f32(source.scales[i]);
-        decode_group(MLA_FP8_584_GROUP, source.data + at, scales[i], row + 2 * at);
-    }
-    if (has_e4m3_nan(MLA_FP8_584_LATENT, source.data)) {
-        put_nan(GROUPS_584, MLA_FP8_584_GROUP, source.data, scales, row);
+        decode_group(MLA_FP8_584_GROUP, source.data + at, scale, scratch, row + 2 * at);
     }
     memcpy(row + 2 * MLA_FP8_584_LATENT, source.data + MLA_FP8_584_ROPE_AT, MLA_ROPE_DIM * 2);
 }
@@ -229,8 +268,17 @@ static void split_656(mla_key_row source, int32_t key, mla_bf16_scratch *scratch
  * overflows they are no numbers or of no account, and such a key may be one that few rows see. */
 static bool has_odd_scale(const mla_bf16_block *block)
 {
+    const __m128i outside = _mm_set1_epi32((int32_t)0x807fffff);
+    const __m128i least = _mm_set1_epi32(127 - MLA_BF16_MAX_EXPONENT);
+    const __m128i range = _mm_set1_epi32(2 * MLA_BF16_MAX_EXPONENT);
     bool plain = true;
     for (int32_t key = 0; key < block->num_keys; key++) {
+        __m128i bits = _mm_loadu_si128((const __m128i *)(const void *)block->source[key].scales);
+        __mmask8 powers = _mm_testn_epi32_mask(bits, outside);
+        __m128i exponents = _mm_sub_epi32(_mm_srli_epi32(bits, 23), least);
+        if (_mm_mask_cmple_epu32_mask(powers, exponents, range) == 0xf) {
+            continue;
+        }
         float scales[GROUPS_656];
         memcpy(scales, block->source[key].scales, sizeof scales);
         for (int i = 0; i < GROUPS_656; i++) {
@@ -243,16 +291,13 @@ static bool has_odd_scale(const mla_bf16_block *block)
 void mla_bf16_decode(const mla_key_rows *keys, mla_bf16_block *block, mla_bf16_scratch *scratch)
 {
     block->split = keys->kv_format == MLA_KV_FP8_656 && has_odd_scale(block);
+    block->coded = block->split ? MLA_KV_NATIVE : keys->kv_format;
     for (int32_t key = 0; key < block->num_keys; key++) {
         mla_key_row source = block->source[key];
-        const uint8_t *key_row = scratch->rows[key], *value_row = key_row;
+        const uint8_t *key_row = mla_bf16_own_row(block, scratch, key), *value_row = key_row;
         if (keys->kv_format == MLA_KV_NATIVE) {
             key_row = value_row = source.data;
-        } else if (keys->kv_format == MLA_KV_FP8_584) {
-            decode_584(source, scratch->rows[key]);
-        } else if (!block->split) {
-            decode_656(source, scratch->rows[key]);
-        } else {
+        } else if (block->split) {
             split_656(source, key, scratch);
             value_row = scratch->high[key];
         }
@@ -262,6 +307,23 @@ void mla_bf16_decode(const mla_key_rows *keys, mla_bf16_block *block, mla_bf16_s
     for (int32_t key = block->num_keys; key < block->padded_keys; key++) {
         block->key_row[key] = block->value_row[key] = zero_row;
         memset(scratch->scales[key], 0, sizeof scratch->scales[key]);
+    }
+}
+
+void mla_bf16_decode_panel(const mla_bf16_block *block, mla_bf16_scratch *scratch, int32_t key)
+{
+    assert(key % MLA_BF16_PANEL == 0);
+    if (block->coded == MLA_KV_NATIVE) {
+        return;
+    }
+    int32_t end = key + MLA_BF16_PANEL < block->num_keys ? key + MLA_BF16_PANEL : block->num_keys;
+    for (; key < end; key++) {
+        uint8_t *row = mla_bf16_own_row(block, scratch, key);
+        if (block->coded == MLA_KV_FP8_656) {
+            decode_656(block->source[key], scratch, row);
+        } else {
+            decode_584(block->source[key], scratch, row);
+        }
     }
 }
 
@@ -314,12 +376,13 @@ void mla_bf16_add_scaled_scores(mla_bf16_scratch *scratch, int32_t groups, int32
     }
 }
 
-void mla_bf16_pair_values(mla_bf16_scratch *scratch, const mla_bf16_block *block,
-                          mla_bf16_span span)
+void mla_bf16_pair_values(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t begin,
+                          int32_t end, mla_bf16_span span)
 {
-    int32_t end = span.end < MLA_D_V ? span.end : MLA_D_V;
-    for (int32_t key = 0; key < block->padded_keys; key += 2) {
-        for (int32_t column = span.begin; column < end; column += 32) {
+    assert(begin % 2 == 0 && end % 2 == 0 && end <= block->padded_keys);
+    int32_t last = span.end < MLA_D_V ? span.end : MLA_D_V;
+    for (int32_t key = begin; key < end; key += 2) {
+        for (int32_t column = span.begin; column < last; column += 32) {
             int32_t strip = column / MLA_BF16_LANES;
             mla_bf16_pair_columns(block->value_row[key] + 2 * column,
                                   block->value_row[key + 1] + 2 * column,

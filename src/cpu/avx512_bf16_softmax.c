@@ -15,6 +15,7 @@
  */
 #include "bf16_attend.h"
 #include "bf16_vectors.h"
+#include "exact_scores.h"
 #include "unroll.h"
 
 #include <math.h>
@@ -111,17 +112,20 @@ sum_weights(const group_view *view, int32_t padded_keys, bool masked, __m512 *su
 static group_view view_group(mla_bf16_scratch *scratch, int32_t group, float scale)
 {
     int32_t row = group * MLA_BF16_LANES;
-    return (group_view){.scores = (const float(*)[MLA_BF16_LANES])scratch->s[group],
-                        .pairs = scratch->p[group],
-                        .scale = _mm512_set1_ps(scale),
-                        .ref = _mm512_load_ps(scratch->row_ref + row),
-                        .visible = _mm512_load_si512(scratch->visible + row)};
+    __mmask16 large = scratch->large_scores[group];
+    return (group_view){
+        .scores = (const float(*)[MLA_BF16_LANES])scratch->s[group],
+        .pairs = scratch->p[group],
+        .scale = _mm512_mask_mov_ps(_mm512_set1_ps(scale), large, _mm512_set1_ps(1.0f)),
+        .ref = _mm512_maskz_mov_ps(~large, _mm512_load_ps(scratch->row_ref + row)),
+        .visible = _mm512_load_si512(scratch->visible + row)};
 }
 
-bool mla_bf16_softmax(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys, float scale,
-                      bool masked, bool split)
+bool mla_bf16_move_ref(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys, float scale,
+                       bool masked)
 {
     int32_t row = group * MLA_BF16_LANES;
+    scratch->large_scores[group] = 0;
     group_view view = view_group(scratch, group, scale);
     __m512 max = masked ? largest_score(&view, padded_keys, true)
                         : largest_score(&view, padded_keys, false);
@@ -130,22 +134,36 @@ bool mla_bf16_softmax(mla_bf16_scratch *scratch, int32_t group, int32_t padded_k
     __mmask16 none = masked ? _mm512_cmple_epi32_mask(view.visible, _mm512_setzero_si512()) : 0;
     max = _mm512_mask_mov_ps(max, none, _mm512_set1_ps(-INFINITY));
     __m512 row_max = _mm512_load_ps(scratch->row_max + row);
-    _mm512_store_ps(scratch->row_max + row, _mm512_max_ps(max, row_max));
+    row_max = _mm512_max_ps(max, row_max);
+    _mm512_store_ps(scratch->row_max + row, row_max);
 
     __m512 limit = _mm512_add_ps(view.ref, _mm512_set1_ps(REF_HEADROOM));
     __mmask16 moves = _mm512_cmp_ps_mask(max, limit, _CMP_GT_OQ);
     __m512 factor = _mm512_set1_ps(1.0f);
     factor = _mm512_mask_mov_ps(factor, moves, exp2_ps(_mm512_sub_ps(view.ref, max)));
-    view.ref = _mm512_mask_mov_ps(view.ref, moves, max);
-    _mm512_store_ps(scratch->row_ref + row, view.ref);
+    __m512 ref = _mm512_mask_mov_ps(view.ref, moves, max);
+    _mm512_store_ps(scratch->row_ref + row, ref);
     _mm512_store_ps(scratch->rescale, factor);
 
+    __m512 size = _mm512_abs_ps(row_max);
+    __mmask16 large = _mm512_cmp_ps_mask(size, _mm512_set1_ps(MLA_LARGE_SCORE), _CMP_GE_OQ);
+    large = _mm512_mask_cmp_ps_mask(large, size, _mm512_set1_ps(MLA_HUGE_SCORE), _CMP_LT_OQ);
+    scratch->large_scores[group] = large;
+    return moves != 0;
+}
+
+void mla_bf16_softmax(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys, float scale,
+                      bool masked, bool split)
+{
+    int32_t row = group * MLA_BF16_LANES;
+    group_view view = view_group(scratch, group, scale);
     __m512 sum, squares;
     if (masked) {
         sum_weights(&view, padded_keys, true, &sum, &squares);
     } else {
         sum_weights(&view, padded_keys, false, &sum, &squares);
     }
+    __m512 factor = _mm512_load_ps(scratch->rescale);
     sum = _mm512_fmadd_ps(_mm512_load_ps(scratch->row_sum + row), factor, sum);
     _mm512_store_ps(scratch->row_sum + row, sum);
     __m512 rounded = _mm512_load_ps(scratch->row_rounded + row);
@@ -157,7 +175,6 @@ bool mla_bf16_softmax(mla_bf16_scratch *scratch, int32_t group, int32_t padded_k
     __mmask16 few = _mm512_cmp_ps_mask(squares, part, _CMP_GT_OQ);
     scratch->few_keys[group] = few;
     _mm512_store_ps(scratch->row_rounded + row, _mm512_mask_mov_ps(squares, few, rounded));
-    return moves != 0;
 }
 
 void mla_bf16_softmax_few(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys,

@@ -107,4 +107,5 @@ const mla_cpu_kernel mla_avx512_kernel = {.isa = MLA_ISA_AVX512,
                                           .serves = serves_f32,
                                           .scratch_bytes = sizeof(f32_scratch),
                                           .attend = attend_f32,
-                                          .narrow = narrow_row};
+                                          .narrow = narrow_row,
+                                          .largest = largest_magnitude};

@@ -37,11 +37,20 @@ enum {
     MLA_BF16_STRIPS = MLA_D_V / MLA_BF16_LANES, /* of 16 value columns */
     MLA_BF16_ROW_BYTES = MLA_D_QK_MAX * 2,
     MLA_BF16_VALUE_BYTES = MLA_D_V * 2,
-    MLA_BF16_SCALES = 4 /* of a 656-byte row */
+    MLA_BF16_SCALES = 4, /* of a 656-byte row */
+    /* Scales of 2^e with |e| up to this keep every e4m3 value a normal bf16 number. */
+    MLA_BF16_MAX_EXPONENT = 100,
+    MLA_E4M3_MAGNITUDES = 128
 };
 
 /* Two bf16 values in one word, the even one in the low half: the unit of every product. */
 typedef uint32_t mla_bf16_pair;
+
+/* bf16 of all magnitudes of e4m3 times a power of two, in halves. */
+typedef struct mla_bf16_codes {
+    alignas(64) uint8_t low[MLA_E4M3_MAGNITUDES];
+    alignas(64) uint8_t high[MLA_E4M3_MAGNITUDES];
+} mla_bf16_codes;
 
 /* Keys of a block, first as the cache has them, then as rows of bf16. */
 typedef struct mla_bf16_block {
@@ -55,6 +64,9 @@ typedef struct mla_bf16_block {
     /* Key rows lack the scales of their latent values, which scratch->scales holds; value rows are
      * rounded, and scratch->low holds what they lack. */
     bool split;
+    /* What rows have to be decoded from, panel by panel, before they are read; MLA_KV_NATIVE: they
+     * need not, or it is done. */
+    mla_kv_format coded;
 } mla_bf16_block;
 
 /* Dimensions [begin, end) of a row; multiples of 32. */
@@ -71,8 +83,12 @@ typedef struct mla_bf16_prefetch {
 } mla_bf16_prefetch;
 
 typedef struct mla_bf16_scratch {
+    /* Those of the scales met so far in the job, by exponent + MLA_BF16_MAX_EXPONENT. */
+    mla_bf16_codes codes[2 * MLA_BF16_MAX_EXPONENT + 1];
+    bool has_codes[2 * MLA_BF16_MAX_EXPONENT + 1];
     alignas(64) mla_bf16_pair q[MLA_BF16_GROUPS][MLA_BF16_D_PAIRS][MLA_BF16_LANES];
-    /* Rows that are not used in place: decoded from FP8, or copied to lie evenly. */
+    /* Rows that are not used in place: decoded from FP8, or copied to lie evenly. Those of the panel
+     * at work, which stay in L1; of a split block all. */
     alignas(64) uint8_t rows[MLA_BF16_KEYS][MLA_BF16_ROW_BYTES];
     /* Of a split block: V, what V lacks, the scales, and S of the groups of values so far. */
     alignas(64) uint8_t high[MLA_BF16_KEYS][MLA_BF16_VALUE_BYTES];
@@ -92,6 +108,9 @@ typedef struct mla_bf16_scratch {
     alignas(64) float rescale[MLA_BF16_LANES];        /* of the group at work */
     alignas(64) int32_t visible[MLA_CPU_TILE_ROWS];   /* keys of the block that a row sees */
     uint16_t few_keys[MLA_BF16_GROUPS]; /* bit r: row r needs the remainders in this block */
+    /* Bit r: row r's scores are large, see exact_scores.h. Its column of `s` then holds scores
+     * relative to row_ref, in base 2. */
+    uint16_t large_scores[MLA_BF16_GROUPS];
     float value_max; /* largest |V| of the block; huge if not all rows see all its keys */
     bool has_nan_columns;
     uint32_t nan_columns[MLA_CPU_TILE_ROWS][MLA_D_V / 32]; /* bit masks, if has_nan_columns */
@@ -122,7 +141,8 @@ bool mla_bf16_serves(mla_kv_format kv_format, mla_dtype dtype);
 
 /* ---- avx512_bf16_rows.c ---- */
 
-/* Packs the queries of a job, negated when `negate`; absent rows of the last group are zero. */
+/* Packs the queries of a job, negated when `negate`; absent rows of the last group are zero. The
+ * first block is being prefetched meanwhile. */
 void mla_bf16_pack_queries(const mla_cpu_job *job, bool negate, mla_bf16_scratch *scratch);
 
 /* Pulls the next keys from the list, a whole block unless the list ends; returns where it stopped.
@@ -130,12 +150,22 @@ void mla_bf16_pack_queries(const mla_cpu_job *job, bool negate, mla_bf16_scratch
 int64_t mla_bf16_resolve(const mla_key_rows *keys, int64_t begin, int64_t end,
                          mla_bf16_block *block);
 
-/* Fills `key_row`, `value_row` and `split`, and what belongs to a split block. */
+/* Fills `key_row`, `value_row`, `split` and `coded`, and what belongs to a split block. */
 void mla_bf16_decode(const mla_key_rows *keys, mla_bf16_block *block, mla_bf16_scratch *scratch);
 
-/* The columns of `span`, as far as there are, of scratch->v. */
-void mla_bf16_pair_values(mla_bf16_scratch *scratch, const mla_bf16_block *block,
-                          mla_bf16_span span);
+/* Decodes the rows of the panel that begins with key `key`, if need be. */
+void mla_bf16_decode_panel(const mla_bf16_block *block, mla_bf16_scratch *scratch, int32_t key);
+
+/* Where a key's row goes if it is not used in place. */
+static inline uint8_t *mla_bf16_own_row(const mla_bf16_block *block, mla_bf16_scratch *scratch,
+                                        int32_t key)
+{
+    return scratch->rows[block->split ? key : key % MLA_BF16_PANEL];
+}
+
+/* The columns of `span`, as far as there are, of scratch->v, for keys [begin, end), both even. */
+void mla_bf16_pair_values(mla_bf16_scratch *scratch, const mla_bf16_block *block, int32_t begin,
+                          int32_t end, mla_bf16_span span);
 
 /* The largest |V| of scratch->v. */
 float mla_bf16_largest_value(const mla_bf16_scratch *scratch, int32_t padded_keys);
@@ -164,9 +194,13 @@ static inline int32_t mla_bf16_strip_column(int32_t strip, int32_t lane)
 static inline void mla_bf16_prefetch_lines(mla_bf16_prefetch *prefetch, int32_t lines)
 {
     for (; lines > 0 && prefetch->key < prefetch->block->num_keys; lines--) {
-        __builtin_prefetch(prefetch->block->source[prefetch->key].data + prefetch->byte, 0, 2);
+        const mla_key_row *row = &prefetch->block->source[prefetch->key];
+        __builtin_prefetch(row->data + prefetch->byte, 0, 2);
         prefetch->byte += 64;
         if (prefetch->byte >= prefetch->row_bytes) {
+            if (row->scales != NULL) { /* which may lie apart */
+                __builtin_prefetch(row->scales, 0, 2);
+            }
             prefetch->byte = 0;
             prefetch->key++;
         }
@@ -176,12 +210,17 @@ static inline void mla_bf16_prefetch_lines(mla_bf16_prefetch *prefetch, int32_t 
 /* ---- avx512_bf16_softmax.c ---- */
 
 /*
- * One block of the online softmax of a group: scratch->s to scratch->p, and the group's row_ref,
- * row_max, row_sum, few_keys and scratch->rescale. `scale` takes S to base 2 and is not negative.
- * Row r sees the first scratch->visible[r] keys; `masked` is false only if all rows see all padded
- * keys; `split` if V is rounded. Returns whether O must be rescaled first.
+ * First half of one block of the online softmax of a group: its row_max, row_ref and large_scores,
+ * and scratch->rescale. `scale` takes S to base 2 and is not negative. Row r sees the first
+ * scratch->visible[r] keys; `masked` is false only if all rows see all padded keys. Returns whether
+ * O must be rescaled.
  */
-bool mla_bf16_softmax(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys, float scale,
+bool mla_bf16_move_ref(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys, float scale,
+                       bool masked);
+
+/* Second half: scratch->s to scratch->p, and the group's row_sum and few_keys. `split` if V is
+ * rounded. */
+void mla_bf16_softmax(mla_bf16_scratch *scratch, int32_t group, int32_t padded_keys, float scale,
                       bool masked, bool split);
 
 /*

@@ -70,7 +70,8 @@ bool mla_cpu_has_avx512(void)
 
 bool mla_cpu_has_avx512_bf16(void)
 {
-    return mla_cpu_has_avx512() && cpuid(7, 0).eax >= 1 && has_bit(cpuid(7, 1).eax, 5);
+    bool vbmi = has_bit(cpuid(7, 0).ecx, 1); /* not on the first processors with bf16 */
+    return mla_cpu_has_avx512() && vbmi && cpuid(7, 0).eax >= 1 && has_bit(cpuid(7, 1).eax, 5);
 }
 
 /* Linux keeps tile data switched off until a process asks for it. */

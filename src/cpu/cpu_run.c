@@ -10,11 +10,14 @@
 #include "formats.h"
 #include "kernels.h"
 #include "plan_rule.h"
+#include "reference.h"
+#include "refine_rows.h"
 #include "status.h"
 
 #include <assert.h>
 #include <math.h>
 #include <omp.h>
+#include <stdalign.h>
 #include <string.h>
 
 enum {
@@ -39,10 +42,11 @@ static const mla_cost_model cost_model = {
 /* What a thread needs; its kernel's scratch follows. */
 typedef struct thread_state {
     float out[MLA_CPU_TILE_ROWS][MLA_D_V]; /* of a request that is not split */
-    float lse[MLA_CPU_TILE_ROWS];
+    double lse[MLA_CPU_TILE_ROWS];
     float row_max[MLA_CPU_TILE_ROWS];
     int64_t row_keys[MLA_CPU_TILE_ROWS];
     const uint16_t *q_rows[MLA_CPU_TILE_ROWS];
+    alignas(ALIGNMENT) mla_few_keys few; /* of the rows that are being stored */
 } thread_state;
 
 _Static_assert(sizeof(thread_state) % ALIGNMENT == 0, "the scratch behind it stays aligned");
@@ -58,7 +62,7 @@ typedef struct cpu_run {
     /* Partial results, in the order of mla_plan_partial_idx(), KV head, row. NULL when the rule
      * keeps requests whole. */
     float *partial_out; /* [.., MLA_D_V] */
-    float *partial_lse;
+    double *partial_lse;
     float *partial_max;
     uint8_t *threads;
     size_t thread_bytes;
@@ -160,7 +164,7 @@ void mla_cpu_sizes(const mla_ctx *ctx, const mla_shape *shape, mla_sizes *sizes)
     mla_cut_rule rule = mla_cpu_cut_rule(ctx, shape);
     sizes->plan_bytes = mla_plan_bytes(rule.max_parts);
     size_t partial_bytes;
-    size_t row_bytes = (MLA_D_V + 2) * sizeof(float);
+    size_t row_bytes = (MLA_D_V + 1) * sizeof(float) + sizeof(double);
     if (__builtin_mul_overflow((size_t)count_partial_rows(shape, &rule), row_bytes,
                                &partial_bytes) ||
         partial_bytes > SIZE_MAX / 2) {
@@ -229,21 +233,27 @@ static mla_key_rows request_keys(const cpu_run *run, int64_t req, int64_t kv_hea
 /* ---- Results ---- */
 
 /* The factor that an attention sink scales a row's out by. */
-static float sink_factor(const cpu_run *run, int64_t head, float lse)
+static float sink_factor(const cpu_run *run, int64_t head, double lse)
 {
     if (run->tensors->attn_sink == NULL || lse == -INFINITY) {
         return 1.0f;
     }
-    return (float)(1.0 / (1.0 + exp((double)run->tensors->attn_sink[head] - lse)));
+    return (float)(1.0 / (1.0 + exp(run->tensors->attn_sink[head] - lse)));
 }
 
-/* Writes a row's final results to the caller's tensors. */
-static void store_row(const cpu_run *run, int64_t req, int64_t kv_head, int64_t row,
-                      const float *out, float lse, float row_max)
+/* Writes final results of row `i` of a tile to the caller's tensors. fill_rows() and
+ * mla_few_keys_find() have seen the tile. */
+static void store_row(const cpu_run *run, thread_state *thread, int64_t req, const row_tile *rows,
+                      int32_t i, const float *out, mla_row_sums sums)
 {
     const mla_problem *p = &run->shape->problem;
     const mla_tensors *t = run->tensors;
-    mla_row_pos pos = mla_shape_row(run->shape, req, kv_head, row);
+    mla_row_pos pos = mla_shape_row(run->shape, req, rows->kv_head, rows->begin + i);
+    if (mla_row_is_coarse(&thread->few, thread->q_rows[i], thread->row_keys[i], sums)) {
+        mla_reference_row(run->shape, t, pos);
+        return;
+    }
+    double lse = sums.lse;
     run->kernel->narrow(p->dtype, out, sink_factor(run, pos.head_idx, lse),
                         (uint16_t *)t->out + pos.batch_idx * t->out_stride[0] +
                             pos.token_idx * t->out_stride[1] + pos.head_idx * t->out_stride[2]);
@@ -251,25 +261,27 @@ static void store_row(const cpu_run *run, int64_t req, int64_t kv_head, int64_t 
         t->lse[pos.batch_idx * t->lse_stride[0] + pos.token_idx * t->lse_stride[1] +
                pos.head_idx * t->lse_stride[2]] = lse == -INFINITY && p->lse_empty_pos_inf
                                                       ? INFINITY
-                                                      : lse;
+                                                      : (float)lse;
     }
     if (t->max_logits != NULL) {
-        t->max_logits[pos.token_idx * p->h_q + pos.head_idx] = row_max;
+        t->max_logits[pos.token_idx * p->h_q + pos.head_idx] = sums.row_max;
     }
 }
 
 /* ---- Units ---- */
 
-static void fill_rows(const cpu_run *run, int64_t req, const row_tile *rows, int64_t num_keys,
-                      thread_state *thread)
+/* Where a tile's queries lie, and how many entries of the request's list they see. */
+static void fill_rows(const cpu_run *run, int64_t req, const row_tile *rows,
+                      const mla_key_rows *keys, thread_state *thread)
 {
     const mla_problem *p = &run->shape->problem;
     const mla_tensors *t = run->tensors;
+    int64_t num_keys = keys->num_keys[0] + keys->num_keys[1];
     for (int32_t i = 0; i < rows->count; i++) {
         mla_row_pos pos = mla_shape_row(run->shape, req, rows->kv_head, rows->begin + i);
         thread->q_rows[i] = (const uint16_t *)t->q + pos.batch_idx * t->q_stride[0] +
                             pos.token_idx * t->q_stride[1] + pos.head_idx * t->q_stride[2];
-        thread->row_keys[i] = num_keys - (p->s_q - 1 - pos.token_idx);
+        thread->row_keys[i] = p->causal ? num_keys - (p->s_q - 1 - pos.token_idx) : num_keys;
     }
 }
 
@@ -304,7 +316,7 @@ static void attend_piece(const cpu_run *run, const request_piece *piece, const r
         job.key_begin = num_keys; /* lengths have shrunk since the plan, or there are none */
     }
 
-    fill_rows(run, piece->req, rows, num_keys, thread);
+    fill_rows(run, piece->req, rows, &keys, thread);
     if (run->shape->problem.causal && run->shape->problem.s_q > 1) {
         job.row_keys = thread->row_keys;
     }
@@ -317,9 +329,10 @@ static void attend_piece(const cpu_run *run, const request_piece *piece, const r
         }
     }
     if (piece->partial_idx < 0) {
+        mla_few_keys_find(&job, run->kernel, run->tensors->max_logits != NULL, &thread->few);
         for (int32_t i = 0; i < rows->count; i++) {
-            store_row(run, piece->req, rows->kv_head, rows->begin + i, thread->out[i],
-                      thread->lse[i], thread->row_max[i]);
+            store_row(run, thread, piece->req, rows, i, thread->out[i],
+                      (mla_row_sums){thread->lse[i], thread->row_max[i]});
         }
     }
 }
@@ -349,12 +362,12 @@ static void run_unit(const cpu_run *run, int64_t part_idx, const row_tile *rows,
 
 /* ---- Merge ---- */
 
-static void merge_row(const cpu_run *run, int64_t part_idx, int64_t num_splits, int64_t kv_head,
-                      int64_t row)
+static void merge_row(const cpu_run *run, thread_state *thread, int64_t part_idx,
+                      int64_t num_splits, const row_tile *rows, int32_t i_row)
 {
     /* The first piece is partial 1 of its part, the others are partial 0 of the parts behind. */
     int64_t stride = run->shape->problem.h_kv * run->shape->rows;
-    int64_t in_partial = kv_head * run->shape->rows + row;
+    int64_t in_partial = rows->kv_head * run->shape->rows + rows->begin + i_row;
     int64_t first = mla_plan_partial_idx(part_idx, 0);
     double max = -INFINITY, sum = 0.0;
     float row_max = -INFINITY;
@@ -384,11 +397,13 @@ static void merge_row(const cpu_run *run, int64_t part_idx, int64_t num_splits, 
         }
         max += log(sum);
     }
-    store_row(run, run->parts[part_idx].end_req, kv_head, row, out, (float)max, row_max);
+    store_row(run, thread, run->parts[part_idx].end_req, rows, i_row, out,
+              (mla_row_sums){max, row_max});
 }
 
 /* Merges, for one tile of rows, the request whose first piece ends part `part_idx`, if any. */
-static void merge_unit(const cpu_run *run, int64_t part_idx, const row_tile *rows)
+static void merge_unit(const cpu_run *run, int64_t part_idx, const row_tile *rows,
+                       thread_state *thread)
 {
     const mla_plan_part *part = &run->parts[part_idx];
     int64_t num_splits = part->num_splits;
@@ -397,8 +412,16 @@ static void merge_unit(const cpu_run *run, int64_t part_idx, const row_tile *row
     }
     int64_t most = run->num_parts - part_idx;
     num_splits = num_splits < most ? num_splits : most;
+    mla_key_rows keys = request_keys(run, part->end_req, rows->kv_head);
+    fill_rows(run, part->end_req, rows, &keys, thread);
+    mla_cpu_job job = {.keys = &keys,
+                       .rows = rows->count,
+                       .q_rows = thread->q_rows,
+                       .row_keys = run->shape->sparse ? NULL : thread->row_keys,
+                       .scale = run->shape->scale};
+    mla_few_keys_find(&job, run->kernel, run->tensors->max_logits != NULL, &thread->few);
     for (int32_t i = 0; i < rows->count; i++) {
-        merge_row(run, part_idx, num_splits, rows->kv_head, rows->begin + i);
+        merge_row(run, thread, part_idx, num_splits, rows, i);
     }
 }
 
@@ -421,8 +444,8 @@ static cpu_run start_run(const mla_ctx *ctx, const mla_shape *shape, const mla_t
     int64_t partial_rows = count_partial_rows(shape, &rule);
     if (partial_rows > 0) {
         run.partial_out = (float *)(run.threads + (size_t)ctx->info.num_threads * run.thread_bytes);
-        run.partial_lse = run.partial_out + partial_rows * MLA_D_V;
-        run.partial_max = run.partial_lse + partial_rows;
+        run.partial_lse = (double *)(run.partial_out + partial_rows * MLA_D_V);
+        run.partial_max = (float *)(run.partial_lse + partial_rows);
     }
     return run;
 }
@@ -451,7 +474,7 @@ mla_status mla_cpu_run(const mla_ctx *ctx, const mla_shape *shape, const mla_ten
 #pragma omp for schedule(dynamic)
             for (int64_t unit = 0; unit < num_units; unit++) {
                 row_tile rows = unit_rows(&run, unit);
-                merge_unit(&run, unit / part_units, &rows);
+                merge_unit(&run, unit / part_units, &rows, thread);
             }
         }
     }

@@ -29,7 +29,9 @@ typedef struct mla_cpu_job {
     float *out; /* [rows, MLA_D_V], out_stride floats apart: softmax(S) . V over the range,
                    normalised; 0 for a row that sees no key. 64-byte aligned */
     int64_t out_stride;
-    float *lse;     /* [rows]: natural log; -INFINITY for a row that sees no key */
+    /* [rows]: natural log; -INFINITY for a row that sees no key. In double precision, for an lse of
+     * ten thousand would not merge well with others in float32. */
+    double *lse;
     float *row_max; /* [rows]: maximum of S (scaled); -INFINITY for a row that sees no key */
 } mla_cpu_job;
 
@@ -44,6 +46,9 @@ typedef struct mla_cpu_kernel {
     void (*attend)(const mla_cpu_job *job);
     /* Rounds values[MLA_D_V] * factor to bf16 or fp16, to nearest even; NaN stays NaN. */
     void (*narrow)(mla_dtype dtype, const float *values, float factor, uint16_t *out);
+    /* The largest of row[rows][count] values of bf16 or fp16, without its sign. A NaN is larger than
+     * any number. */
+    uint16_t (*largest)(int32_t rows, const uint16_t *const *row, int64_t count);
 } mla_cpu_kernel;
 
 /* Kernels in order of preference on this processor, best first; *count entries. MLA_ISA_REFERENCE

@@ -114,4 +114,5 @@ const mla_cpu_kernel mla_portable_kernel = {.isa = MLA_ISA_PORTABLE,
                                             .serves = serves_f32,
                                             .scratch_bytes = sizeof(f32_scratch),
                                             .attend = attend_f32,
-                                            .narrow = narrow_row};
+                                            .narrow = narrow_row,
+                                            .largest = largest_magnitude};

@@ -187,6 +187,18 @@ static void attend_dense(const mla_shape *shape, const mla_tensors *t, mla_row_p
     attend_list(shape, &list, pos.head_idx / shape->group, row);
 }
 
+void mla_reference_row(const mla_shape *shape, const mla_tensors *tensors, mla_row_pos pos)
+{
+    attention_row row;
+    load_query(shape, tensors, pos, &row);
+    if (shape->sparse) {
+        attend_sparse(shape, tensors, pos, &row);
+    } else {
+        attend_dense(shape, tensors, pos, &row);
+    }
+    store_row(shape, tensors, pos, &row);
+}
+
 void mla_reference_run(const mla_shape *shape, const mla_tensors *tensors, int32_t num_threads)
 {
     const mla_problem *p = &shape->problem;
@@ -196,13 +208,6 @@ void mla_reference_run(const mla_shape *shape, const mla_tensors *tensors, int32
         mla_row_pos pos = {.batch_idx = i / (p->s_q * p->h_q),
                            .token_idx = i / p->h_q % p->s_q,
                            .head_idx = i % p->h_q};
-        attention_row row;
-        load_query(shape, tensors, pos, &row);
-        if (shape->sparse) {
-            attend_sparse(shape, tensors, pos, &row);
-        } else {
-            attend_dense(shape, tensors, pos, &row);
-        }
-        store_row(shape, tensors, pos, &row);
+        mla_reference_row(shape, tensors, pos);
     }
 }

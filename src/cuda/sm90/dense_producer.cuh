@@ -47,9 +47,8 @@ __device__ __forceinline__ void copy_q(const mla_sm90_dense_args &args, const ct
         const int32_t entry = args.req_tokens == 1 ? req : req / args.req_tokens;
         const int32_t token = place.first_row / args.q_dim_rows + req - entry * args.req_tokens;
         const void *to = lane < MLA_SM90_Q_TILES ? sm.q[lane] : sm.p[RIGHT];
-        tma_load_5d(smem_addr(to), &args.q_map, full, kL2EvictLast,
-                    lane * MLA_SM90_TILE_COLS, place.first_row % args.q_dim_rows, place.kv_head,
-                    token, entry);
+        tma_load_5d(smem_addr(to), &args.q_map, full, kL2EvictLast, lane * MLA_SM90_TILE_COLS,
+                    place.first_row % args.q_dim_rows, place.kv_head, token, entry);
     }
 }
 

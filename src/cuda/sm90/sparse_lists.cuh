@@ -44,12 +44,12 @@ struct block_cursor {
     mla_part_walk walk;
     mla_piece piece;
     int32_t block;
-    bool more;              /* whether there is such a block */
-    int32_t opens;          /* request that begins with this block; -1: none does */
-    int32_t opened;         /* and with the block before */
-    uint32_t pieces;        /* whose Q was fetched */
-    int32_t first_tokens;   /* of the piece's keys, those of pool 0 */
-    const int32_t *list[2]; /* of the piece's request */
+    bool more;                /* whether there is such a block */
+    int32_t opens;            /* request that begins with this block; -1: none does */
+    int32_t opened;           /* and with the block before */
+    uint32_t pieces;          /* whose Q was fetched */
+    int32_t first_tokens;     /* of the piece's keys, those of pool 0 */
+    const int32_t *list[2];   /* of the piece's request */
     uint64_t page_inverse[2]; /* ceil(2^64 / page size) of each pool, 0 for 1 */
 };
 
@@ -176,12 +176,12 @@ __device__ __forceinline__ listed_key load_key()
 /* What takes the place of a row that is missing: reading zeros spares every reader a condition. */
 __device__ const uint4 absent_row[72] = {};
 
-/* Where a key's row lies; null if there is no such row. Bytes of a page beside it: */
+/* Where a key's row lies. */
 struct key_row {
     const uint8_t *page;
     int32_t token; /* in the page */
     int32_t page_size;
-    const uint8_t *data;
+    const uint8_t *data; /* null: there is no such row */
 };
 
 __device__ __forceinline__ key_row find_row(const mla_sm90_sparse_args &args, const listed_key &key,

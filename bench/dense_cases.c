@@ -80,6 +80,19 @@ const test_case dense_cases[] = {
     {"columns page 16", 4, 1, 16, 1, 300, 16, EDGES, 10},
     {"columns strided", 3, 2, 48, 1, 500, 64, VARIED, 10, .strided = true},
     {"columns kv heads", 2, 2, 64, 4, 500, 64, VARIED, 10, .causal = true},
+    {"huge values split", 2, 1, 128, 1, 3000, 64, VARIED, 0, .huge = true},
+    {"huge values split f16", 2, 1, 128, 1, 3000, 64, VARIED, 0, .huge = true, .f16 = true},
+    {"huge values columns", 1, 1, 16, 1, 1000, 64, EQUAL, 0, .huge = true},
+    {"merge 2 shares", 5, 1, 16, 1, 3000, 64, VARIED, 1, 40},
+    {"merge wide", 40, 1, 128, 1, 900, 64, VARIED, 1, 132},
+    {"merge 256 narrow", 1, 1, 128, 1, 40000, 64, EQUAL, 1, 256},
+    {"merge 3 row groups", 3, 3, 16, 1, 3000, 64, VARIED, 1, 90, .causal = true},
+    {"causal 2 NaN", 9, 2, 128, 1, 500, 64, VARIED, 1, .causal = true, .last_nan = true},
+    {"causal 4 NaN edges", 30, 4, 16, 1, 130, 64, EDGES, 1, .causal = true, .last_nan = true},
+    {"causal 70 NaN", 7, 70, 1, 1, 300, 64, VARIED, 1, .causal = true, .last_nan = true},
+    {"causal 2 NaN split", 1, 2, 16, 1, 3001, 64, EQUAL, 1, .causal = true, .last_nan = true},
+    {"causal 4 NaN f16", 7, 4, 16, 1, 900, 64, VARIED, 1, 7, .f16 = true, .causal = true,
+     .last_nan = true},
     {"large", 8, 1, 128, 1, 4096, 64, EQUAL, 1},
 };
 
@@ -116,9 +129,10 @@ static mla_problem case_problem(const test_case *c)
 static void fill_page(const test_case *c, case_data *d, int64_t page, int64_t tokens)
 {
     const int64_t d_qk = d->problem.d_qk;
+    const float size = !c->huge ? 1 : c->f16 ? 4e4f : 3e8f;
     for (int64_t i = 0; i < tokens * c->h_kv * d_qk; i++) {
-        d->kv[page * d->kv_page_stride + i] = mla_elem_from_f32(d->problem.dtype,
-                                                                random_normal() * 0.1f);
+        const float value = (c->huge ? 1 : 0) + random_normal() * 0.1f;
+        d->kv[page * d->kv_page_stride + i] = mla_elem_from_f32(d->problem.dtype, value * size);
     }
 }
 
@@ -150,6 +164,12 @@ void make_case(const test_case *c, case_data *d)
             if (left > 0) {
                 *entry = order[next++];
                 fill_page(c, d, *entry, left < page_size ? left : page_size);
+                if (c->last_nan && i % 3 == 0 && left <= page_size) {
+                    const int64_t key = (left - 1) * c->h_kv * d_qk;
+                    for (int64_t k = i % 2 ? 0 : 130; k < (i % 2 ? c->h_kv * d_qk : 131); k++) {
+                        d->kv[*entry * d->kv_page_stride + key + k] = 0x7fc1;
+                    }
+                }
             } else {
                 static const int32_t wild[] = {-1, INT32_MAX, (int32_t)0xdeadbeef, 0};
                 *entry = wild[random_bits() % 4];

@@ -124,6 +124,50 @@ void bench_large(const mla_ctx *gpu, const char *filter, int32_t num_parts)
     }
 }
 
+/* A schedule that is built again and again. */
+typedef struct plan_bench {
+    const mla_ctx *ctx;
+    mla_problem problem;
+    mla_lengths lengths;
+    buffers buffers;
+    cudaStream_t stream;
+} plan_bench;
+
+static void run_plan(void *state, int idx)
+{
+    plan_bench *p = state;
+    (void)idx;
+    check_mla(mla_plan_build(p->ctx, &p->problem, &p->lengths, &p->buffers.plan, p->stream),
+              "mla_plan_build");
+}
+
+void time_plans(const mla_ctx *gpu)
+{
+    static const int64_t batches[] = {1, 16, 128, 1024};
+    print_graph_head();
+    for (size_t i = 0; i < 2 * sizeof batches / sizeof batches[0]; i++) {
+        const int64_t batch = batches[i / 2];
+        const bool varied = i % 2 != 0;
+        int32_t *seqlens = malloc((size_t)batch * 4);
+        random_seed(7);
+        for (int64_t j = 0; j < batch; j++) {
+            seqlens[j] = varied ? (int32_t)(random_bits() % 8192) : 4096;
+        }
+        plan_bench p = {.ctx = gpu, .problem = dense_decode_problem(batch, 1, 128)};
+        int32_t *device = device_copy(seqlens, (size_t)batch * 4);
+        p.lengths = (mla_lengths){.struct_size = sizeof p.lengths, .seqlens = device};
+        make_buffers(gpu, &p.problem, true, &p.buffers);
+        check_cuda(cudaStreamCreateWithFlags(&p.stream, cudaStreamNonBlocking), "stream");
+        const double seconds = time_graph(&(workload){run_plan, &p}, p.stream);
+        printf("plan b%-6lld %-7s %8.2f us\n", (long long)batch, varied ? "varied" : "equal",
+               seconds * 1e6);
+        fflush(stdout);
+        cudaStreamDestroy(p.stream);
+        free_buffers(&p.buffers, true);
+        cudaFree(device), free(seqlens);
+    }
+}
+
 void bench_small(const mla_ctx *gpu, const char *filter, int32_t num_parts)
 {
     print_graph_head();

@@ -2,7 +2,9 @@
  * Checks and times dense decode of the CUDA backend on the GPU at hand.
  *
  *   gpu_dense check [filter]   compares with the CPU backend, case by case
+ *   gpu_dense repeats          compares the bits of many launches, streams, contexts, batch mates
  *   gpu_dense plan             compares the device's schedules with the host's, byte by byte
+ *   gpu_dense plan-time        times building schedules by CUDA graphs
  *   gpu_dense bench [filter [parts]]   times large batches, interleaved with cuBLAS bf16 8192^3
  *   gpu_dense small [filter [parts]]   times small ones by CUDA graphs
  */
@@ -24,12 +26,16 @@ int main(int argc, char **argv)
         failed = check_dense(gpu, cpu, filter);
     } else if (strcmp(mode, "plan") == 0) {
         failed = check_plans(gpu);
+    } else if (strcmp(mode, "plan-time") == 0) {
+        time_plans(gpu);
+    } else if (strcmp(mode, "repeats") == 0) {
+        failed = check_repeats(gpu);
     } else if (strcmp(mode, "bench") == 0) {
         bench_large(gpu, filter, num_parts);
     } else if (strcmp(mode, "small") == 0) {
         bench_small(gpu, filter, num_parts);
     } else {
-        printf("usage: gpu_dense check|plan|bench|small [filter [parts]]\n");
+        printf("usage: gpu_dense check|repeats|plan|plan-time|bench|small [filter [parts]]\n");
         failed = 1;
     }
     mla_ctx_destroy(gpu);

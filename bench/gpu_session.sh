@@ -57,6 +57,7 @@ nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader
 if [[ $what != bench ]]; then
     run 30 "$drivers/gpu_dense" check smallest
     run 120 "$drivers/gpu_dense" check
+    run 60 "$drivers/gpu_dense" repeats
     run 60 "$drivers/gpu_dense" plan
     run 30 "$drivers/gpu_sparse" check "sparse/topk topk=1 "
     run 240 "$drivers/gpu_sparse" check
@@ -70,6 +71,7 @@ if [[ $what != bench ]]; then
     done
 fi
 if [[ $what != check ]]; then
+    run 30 "$drivers/gpu_dense" plan-time
     run 60 "$drivers/gpu_dense" small
     run 150 "$drivers/gpu_dense" bench
     run 60 "$drivers/gpu_sparse" small

@@ -91,8 +91,8 @@ bool batch_pool_open(batch_pool *pool, guarded_memory *memory, const batch_spec 
     return true;
 }
 
-/* A factor that takes fp8_spread back: within a factor of two so that groups differ, or the power of
- * two that is next. */
+/* A factor that takes fp8_spread back: within a factor of two so that groups differ, or the power
+ * of two that is next. */
 static double random_scale(batch_pool *pool)
 {
     double scale = pool->spec->kv_std / fp8_spread;

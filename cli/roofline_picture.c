@@ -23,7 +23,7 @@ static bool can_be_written(const char *path)
     return fclose(file) == 0 && ok;
 }
 
-/* Whether a regular file ends as a picture does: gnuplot does not look at what its writes return. */
+/* Whether a regular file ends as a picture does: gnuplot ignores what its writes return. */
 static bool is_whole(const char *path)
 {
     static const char end[] = "</svg>";

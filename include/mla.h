@@ -69,9 +69,9 @@
  *     stream) and can be captured in a CUDA graph. What lies in device memory (lengths, tables,
  *     indices) they cannot refuse: an impossible value there gives a wrong answer, never a fault.
  *
- * 10. Sums of products are float32 ones; the CPU takes double precision where rounding would show in
- *     a row's results. Beyond float32's range they are infinite or NaN: of |q . k| from 2^127 on,
- *     and of 256 times the sum of |V| over a row's keys.
+ * 10. Sums of products are float32 ones; the CPU takes double precision where rounding would show
+ *     in a row's results. Beyond float32's range results may be infinite or NaN: where |q . k|, or
+ *     256 times the sum of |V| over a row's keys, reaches 2^127.
  *
  * Formats of FP8 rows: mla_kv_format. Alignment: on the CPU that of the element; on CUDA 16 bytes
  * for base pointers and for strides of q, kv and out.

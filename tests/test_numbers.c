@@ -28,9 +28,9 @@ static void spreads_of_queries_and_keys(mla_ctx *ctx)
     }
 }
 
-/* float32 keeps too little of sums of 576 products of numbers in the hundreds: of lse where a row sees
- * few keys and their logits happen to cancel, and of the weights of keys that compete. Both are
- * rare, about one row in 2000, so there are many rows. */
+/* float32 keeps too little of sums of 576 products of numbers in the hundreds: of lse where a row
+ * sees few keys and their logits happen to cancel, and of the weights of keys that compete. Both
+ * are rare, about one row in 2000, so there are many rows. */
 static void few_keys_among_wide_inputs(mla_ctx *ctx)
 {
     enum { BATCH = 160, MOST_KEYS = 64 };

@@ -8,8 +8,8 @@
 #include <immintrin.h>
 #include <math.h>
 
-/* Takes the place of the largest |V| where the remainders must be multiplied in any case. Any weight
- * that counts, times this, is large; and 0 times this is 0. */
+/* Takes the place of the largest |V| where the remainders must be multiplied in any case. Any
+ * weight that counts, times this, is large; and 0 times this is 0. */
 #define HUGE_VALUE 0x1p60f
 
 /* A job on its way through the blocks. */
@@ -90,8 +90,8 @@ static void set_visible(const bf16_pass *pass, const mla_bf16_block *block)
     }
 }
 
-/* Scores of the group's rows that have large ones become relative to their row_ref, and those of the
- * keys that count are computed again. */
+/* Scores of the group's rows that have large ones become relative to their row_ref, and those of
+ * the keys that count are computed again. */
 static void refine_scores(const bf16_pass *pass, const mla_bf16_block *block, int32_t group)
 {
     const mla_cpu_job *job = pass->job;

@@ -168,8 +168,8 @@ static void make_codes(int32_t exponent, mla_bf16_codes *codes)
     }
 }
 
-/* bf16 of `count` e4m3 values, 64 at a time: the halves are looked up by their magnitudes, the signs
- * added, and the halves interleaved. */
+/* bf16 of `count` e4m3 values, 64 at a time: the halves are looked up by their magnitudes, the
+ * signs added, and the halves interleaved. */
 static inline __attribute__((always_inline)) void
 decode_by_codes(int count, const uint8_t *data, const mla_bf16_codes *codes, uint8_t *row)
 {

@@ -87,8 +87,8 @@ typedef struct mla_bf16_scratch {
     mla_bf16_codes codes[2 * MLA_BF16_MAX_EXPONENT + 1];
     bool has_codes[2 * MLA_BF16_MAX_EXPONENT + 1];
     alignas(64) mla_bf16_pair q[MLA_BF16_GROUPS][MLA_BF16_D_PAIRS][MLA_BF16_LANES];
-    /* Rows that are not used in place: decoded from FP8, or copied to lie evenly. Those of the panel
-     * at work, which stay in L1; of a split block all. */
+    /* Rows that are not used in place: decoded from FP8, or copied to lie evenly. Those of the
+     * panel at work, which stay near; of a split block all. */
     alignas(64) uint8_t rows[MLA_BF16_KEYS][MLA_BF16_ROW_BYTES];
     /* Of a split block: V, what V lacks, the scales, and S of the groups of values so far. */
     alignas(64) uint8_t high[MLA_BF16_KEYS][MLA_BF16_VALUE_BYTES];

@@ -46,8 +46,8 @@ typedef struct mla_cpu_kernel {
     void (*attend)(const mla_cpu_job *job);
     /* Rounds values[MLA_D_V] * factor to bf16 or fp16, to nearest even; NaN stays NaN. */
     void (*narrow)(mla_dtype dtype, const float *values, float factor, uint16_t *out);
-    /* The largest of row[rows][count] values of bf16 or fp16, without its sign. A NaN is larger than
-     * any number. */
+    /* The largest of row[rows][count] values of bf16 or fp16, without its sign. A NaN is larger
+     * than any number. */
     uint16_t (*largest)(int32_t rows, const uint16_t *const *row, int64_t count);
 } mla_cpu_kernel;
 

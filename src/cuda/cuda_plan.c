@@ -82,10 +82,10 @@ int64_t mla_cuda_num_partials(const mla_cut_rule *rule, const mla_shape *shape)
 mla_status mla_cuda_get_sizes(const mla_ctx *ctx, const mla_shape *shape, mla_sizes *sizes)
 {
     const mla_cut_rule rule = mla_cuda_cut_rule(ctx, shape);
-    const size_t partial_bytes = MLA_SM90_TILE_ROWS * (MLA_SM90_D_V + 1) * sizeof(float);
     sizes->plan_bytes = mla_plan_bytes(rule.max_parts);
     sizes->workspace_bytes = mla_cuda_may_split(&rule)
-                                 ? (size_t)mla_cuda_num_partials(&rule, shape) * partial_bytes
+                                 ? (size_t)mla_cuda_num_partials(&rule, shape) *
+                                       sizeof(mla_sm90_partial)
                                  : 0;
     return MLA_OK;
 }

@@ -146,6 +146,12 @@ static mla_status encode_q(const mla_ctx *ctx, const mla_shape *shape,
     return mla_cuda_encode_map(ctx, shape, map, 5, t->q, dims, strides, box);
 }
 
+/* For mla_sm90_dense_args. */
+static uint64_t inverse(int32_t n)
+{
+    return n > 1 ? UINT64_MAX / (uint64_t)n + 1 : 0;
+}
+
 mla_status mla_cuda_fill_rows(const mla_ctx *ctx, const mla_shape *shape,
                               const mla_tensors *tensors, const void *plan_buffer, void *workspace,
                               mla_sm90_dense_args *rows)
@@ -166,9 +172,7 @@ mla_status mla_cuda_fill_rows(const mla_ctx *ctx, const mla_shape *shape,
         rows->lse_stride[i] = tensors->lse_stride[i];
     }
     if (mla_cuda_may_split(&rule)) {
-        rows->partial_out = workspace;
-        rows->partial_lse = rows->partial_out +
-                            mla_cuda_num_partials(&rule, shape) * MLA_SM90_TILE_ROWS * MLA_SM90_D_V;
+        rows->partials = workspace;
     }
     /* A scale of zero weighs all keys alike. So does this one, and hidden keys stay at -inf. */
     rows->scale_log2 = scale == 0 ? 1e-37f : scale;
@@ -179,12 +183,19 @@ mla_status mla_cuda_fill_rows(const mla_ctx *ctx, const mla_shape *shape,
     rows->h_kv = (int32_t)p->h_kv;
     rows->group = (int32_t)shape->group;
     rows->group_pad = layout.group_pad;
-    rows->group_pad_inverse = layout.group_pad > 1 ? UINT64_MAX / (uint64_t)layout.group_pad + 1
-                                                   : 0;
+    rows->group_pad_inverse = inverse(rows->group_pad);
     rows->q_dim_rows = layout.rows_a_token;
+    rows->q_dim_rows_inverse = inverse(rows->q_dim_rows);
     rows->row_tiles = (int32_t)layout.row_tiles;
+    rows->row_tiles_inverse = inverse(rows->row_tiles);
+    rows->h_kv_inverse = inverse(rows->h_kv);
+    rows->req_tokens_inverse = inverse(rows->req_tokens);
+    rows->max_parts = rule.max_parts;
     rows->d_qk = (int32_t)p->d_qk;
     rows->page_size = (int32_t)p->page_size;
+    rows->page_blocks = (int32_t)(p->page_size / MLA_BLOCK_TOKENS);
+    rows->page_blocks_inverse = inverse(rows->page_blocks);
+    rows->block_pages = p->page_size > 0 ? (int32_t)(MLA_BLOCK_TOKENS / p->page_size) : 0;
     rows->causal = p->causal;
     return encode_q(ctx, shape, &layout, tensors, &rows->q_map);
 }

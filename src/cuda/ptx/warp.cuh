@@ -42,6 +42,25 @@ __device__ __forceinline__ int32_t thread_index()
     return (int32_t)index;
 }
 
+/* A thread: two neighbouring values from global memory, aligned to their common size. The load is
+ * issued where it stands; what follows need not wait. */
+__device__ __forceinline__ void load_now(const void *from, int64_t &a, int64_t &b)
+{
+    asm volatile("ld.global.v2.b64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(from));
+}
+
+__device__ __forceinline__ void load_now(const void *from, int32_t &a, int32_t &b)
+{
+    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "l"(from));
+}
+
+__device__ __forceinline__ int32_t load_now(const int32_t *from)
+{
+    int32_t a;
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(a) : "l"(from));
+    return a;
+}
+
 /* 2^x, 2 ulp; 2^-inf = 0, subnormal results flush to 0. */
 __device__ __forceinline__ float exp2_approx(float x)
 {
@@ -87,6 +106,20 @@ __device__ __forceinline__ void store_shared_16(uint32_t smem, uint32_t r0, uint
     asm volatile("st.shared::cta.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(r0), "r"(r1),
                  "r"(r2), "r"(r3)
                  : "memory");
+}
+
+__device__ __forceinline__ float2 unpack_f16(uint32_t pair)
+{
+    float2 two;
+    asm("{\n"
+        ".reg .f16 lo, hi;\n"
+        "mov.b32 {lo, hi}, %2;\n"
+        "cvt.f32.f16 %0, lo;\n"
+        "cvt.f32.f16 %1, hi;\n"
+        "}\n"
+        : "=f"(two.x), "=f"(two.y)
+        : "r"(pair));
+    return two;
 }
 
 /* Products of packed pairs. */

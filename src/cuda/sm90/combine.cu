@@ -2,11 +2,10 @@
  * Merges the partial results of split requests: lse = log2 sum 2^lse_i, out = sum 2^(lse_i - lse)
  * out_i.
  *
- * A warp merges 16 rows and `groups` column groups of 8 over its share of the splits in one pass,
- * against a running maximum; warps that share the splits of the same values are then joined
- * through shared memory in a fixed order. A CTA has 16 warps: the row tile's 16-row groups, times
- * the shares, times neighbouring chunks of columns where few splits leave warps over. The loads of
- * several splits are in flight at once: what counts here is latency.
+ * A warp merges 16 rows and `pairs` pairs of column groups of 8 over its share of the splits in
+ * one pass, against a running maximum; warps that share the splits of the same values are then
+ * joined through shared memory in a fixed order. What counts here is latency: a batch of splits is
+ * in flight at once, and the list of splits is made while decode still runs.
  *
  * The kernel is launched while decode still runs and waits for it on the device.
  */
@@ -17,21 +16,22 @@
 enum {
     THREADS = MLA_SM90_COMBINE_THREADS,
     WARPS = THREADS / 32,
-    COLUMN_GROUPS = MLA_SM90_D_V / 8,
-    PARTIAL_VECTORS = MLA_SM90_TILE_ROWS * MLA_SM90_D_V / 4, /* float4s of a partial */
-    FEW_SPLITS = 4,                                          /* that one warp merges alone */
+    PAIRS = MLA_SM90_D_V / 16, /* of column groups */
+    NARROW = 1,                /* pairs a warp, where few requests have many splits */
+    WIDE = 2,
+    NARROW_BATCH = 4, /* splits in flight */
+    WIDE_BATCH = 3,
 };
 
 /* The work of one warp. */
 struct merge_job {
-    int32_t first_part; /* with its partial 1 the request begins; partials 0 of the next follow */
+    const mla_sm90_partial *first; /* partial 1 of the request's first part; 0 of the next follow */
     int32_t num_splits;
-    const float4 *values; /* this lane's, in partial 0 of the first part */
-    const float *lse;
     int32_t req, kv_head, tile;
     int32_t row_warp;      /* which 16 rows of the tile */
     int32_t share, shares; /* this warp's splits: share, share + shares ... */
-    int32_t first_group;
+    int32_t first_pair;
+    uint16_t *out0, *out1; /* the first of its columns in a lane's rows, or null: no such row */
 };
 
 /* Running merge of a lane's two rows. */
@@ -39,11 +39,6 @@ struct merge_state {
     float top0, top1; /* largest lse so far */
     float sum0, sum1; /* of 2^(lse - top) */
 };
-
-__device__ __forceinline__ const mla_plan_part *parts_of(const mla_sm90_dense_args &args)
-{
-    return (const mla_plan_part *)(args.plan + 1);
-}
 
 /* The split requests that begin in a window of THREADS parts. */
 struct split_list {
@@ -57,13 +52,19 @@ struct split_list {
 __shared__ split_list splits;
 
 /* Fills the list from part `first` on, in order; returns how many there are and the largest number
- * of splits among them. All threads. */
+ * of splits among them. All threads. Foreign bytes must not lead outside the partials. */
 __device__ __forceinline__ int32_t list_splits(const mla_sm90_dense_args &args, int32_t first,
-                                               int32_t num_parts, int32_t &most_splits)
+                                               int32_t &most_splits)
 {
     const int32_t i = first + (int32_t)threadIdx.x, warp = threadIdx.x / 32,
                   lane = threadIdx.x % 32;
-    const int32_t num_splits = i < num_parts ? parts_of(args)[i].num_splits : 0;
+    int32_t num_splits = 0, req = 0;
+    if (i < args.max_parts) {
+        const mla_plan_part part = ((const mla_plan_part *)(args.plan + 1))[i];
+        const bool known = part.end_req >= 0 && part.end_req < args.batch;
+        req = (int32_t)part.end_req;
+        num_splits = known ? min(part.num_splits, args.max_parts - i) : 0;
+    }
     const uint32_t found = __ballot_sync(0xffffffffu, num_splits > 0);
     const int32_t most = __reduce_max_sync(0xffffffffu, num_splits);
     if (lane == 0) {
@@ -82,233 +83,283 @@ __device__ __forceinline__ int32_t list_splits(const mla_sm90_dense_args &args, 
         const int32_t at = before + __popc(found & ((1u << lane) - 1));
         splits.first_part[at] = i;
         splits.num_splits[at] = num_splits;
-        splits.req[at] = (int32_t)parts_of(args)[i].end_req;
+        splits.req[at] = req;
     }
     __syncthreads();
     return all;
 }
 
-/* Partials of 64 rows from the first part's partial 0 to that of a split (mla_plan_partial_idx). */
-__device__ __forceinline__ int64_t partials_to(const mla_sm90_dense_args &args, int32_t split)
+/* 16-row groups of a tile that hold any row. */
+__device__ __forceinline__ int32_t row_warps_of(const mla_sm90_dense_args &args)
 {
-    return (int64_t)(split == 0 ? 1 : 2 * split) * (args.h_kv * args.row_tiles);
+    const int32_t rows = min(MLA_SM90_TILE_ROWS, args.s_q * args.group_pad);
+    return rows <= 16 ? 1 : rows <= 32 ? 2 : 4;
 }
 
 /* Factor from an old maximum to a new one, both of which may be -inf. */
 __device__ __forceinline__ float top_factor(float from, float to)
 {
-    return from == -INFINITY ? 0 : exp2f(from - to);
+    return from == -INFINITY ? 0 : mla_ptx::exp2_approx(from - to);
 }
 
 /* Adds up to `batch` splits, whose loads are all in flight before the first is used. */
-template <int groups, int batch>
+template <int pairs, int batch>
 __device__ __forceinline__ void merge_batch(const mla_sm90_dense_args &args, const merge_job &job,
                                             int32_t first, merge_state &state,
-                                            float (&acc)[4 * groups])
+                                            float (&acc)[8 * pairs])
 {
-    float4 values[batch][groups];
-    float lse0[batch], lse1[batch];
+    const int32_t lane = threadIdx.x % 32, row = job.row_warp * 16 + lane / 4;
+    uint4 values[batch][pairs];
+    float2 rows0[batch], rows1[batch]; /* lse and scale */
 #pragma unroll
     for (int32_t i = 0; i < batch; ++i) {
         const int32_t split = first + i * job.shares;
-        lse0[i] = lse1[i] = -INFINITY;
+        rows0[i] = rows1[i] = make_float2(-INFINITY, 0);
         if (split < job.num_splits) {
-            const int64_t partials = partials_to(args, split);
-            lse0[i] = __ldcg(job.lse + partials * MLA_SM90_TILE_ROWS);
-            lse1[i] = __ldcg(job.lse + partials * MLA_SM90_TILE_ROWS + 8);
+            /* From the first part's partial 1 to partial 0 of a later part. */
+            const mla_sm90_partial &from =
+                job.first[(split == 0 ? 0 : 2 * split - 1) * (int64_t)(args.h_kv * args.row_tiles)];
+            const auto *rows = from.rows[job.first_pair / (PAIRS / 8)];
+            rows0[i] = __ldcg((const float2 *)&rows[row]);
+            rows1[i] = __ldcg((const float2 *)&rows[row + 8]);
 #pragma unroll
-            for (int32_t j = 0; j < groups; ++j) {
-                values[i][j] = __ldcg(job.values + partials * PARTIAL_VECTORS + j * 32);
+            for (int32_t j = 0; j < pairs; ++j) {
+                values[i][j] = __ldcg(
+                    (const uint4 *)from.values[job.row_warp][job.first_pair + j][lane]);
             }
         }
     }
     float top0 = state.top0, top1 = state.top1;
 #pragma unroll
     for (int32_t i = 0; i < batch; ++i) {
-        top0 = fmaxf(top0, lse0[i]);
-        top1 = fmaxf(top1, lse1[i]);
+        top0 = fmaxf(top0, rows0[i].x);
+        top1 = fmaxf(top1, rows1[i].x);
     }
     const float factor0 = top_factor(state.top0, top0), factor1 = top_factor(state.top1, top1);
     state = {top0, top1, state.sum0 * factor0, state.sum1 * factor1};
 #pragma unroll
-    for (int32_t j = 0; j < groups; ++j) {
-        acc[4 * j] *= factor0;
-        acc[4 * j + 1] *= factor0;
-        acc[4 * j + 2] *= factor1;
-        acc[4 * j + 3] *= factor1;
+    for (int32_t j = 0; j < 8 * pairs; ++j) {
+        acc[j] *= j % 4 < 2 ? factor0 : factor1;
     }
 #pragma unroll
     for (int32_t i = 0; i < batch; ++i) {
         /* What a split without keys left is not to be read, not even times 0. */
-        const bool any0 = lse0[i] != -INFINITY, any1 = lse1[i] != -INFINITY;
-        const float weight0 = top_factor(lse0[i], top0), weight1 = top_factor(lse1[i], top1);
+        const bool any0 = rows0[i].x != -INFINITY, any1 = rows1[i].x != -INFINITY;
+        const float weight0 = top_factor(rows0[i].x, top0), weight1 = top_factor(rows1[i].x, top1);
         state.sum0 += weight0;
         state.sum1 += weight1;
+        const float scaled0 = weight0 * rows0[i].y, scaled1 = weight1 * rows1[i].y;
 #pragma unroll
-        for (int32_t j = 0; j < groups; ++j) {
-            acc[4 * j] += any0 ? weight0 * values[i][j].x : 0;
-            acc[4 * j + 1] += any0 ? weight0 * values[i][j].y : 0;
-            acc[4 * j + 2] += any1 ? weight1 * values[i][j].z : 0;
-            acc[4 * j + 3] += any1 ? weight1 * values[i][j].w : 0;
+        for (int32_t j = 0; j < pairs; ++j) {
+            const uint32_t words[4] = {any0 ? values[i][j].x : 0, any1 ? values[i][j].y : 0,
+                                       any0 ? values[i][j].z : 0, any1 ? values[i][j].w : 0};
+#pragma unroll
+            for (int32_t k = 0; k < 4; ++k) {
+                const float2 two = mla_ptx::unpack_f16(words[k]);
+                const float scaled = k % 2 == 0 ? scaled0 : scaled1;
+                acc[8 * j + 2 * k] += scaled * two.x;
+                acc[8 * j + 2 * k + 1] += scaled * two.y;
+            }
         }
     }
 }
 
-/* Each warp's values on their way to the warp of share 0. */
-__shared__ float shared_acc[WARPS][16][32];
-__shared__ merge_state shared_state[WARPS][32];
+/* What the shares of the same values have, to be joined. */
+__shared__ float2 shared_acc[WARPS][4 * NARROW][32];
+__shared__ float2 shared_state[WARPS][2][32]; /* top and sum of each row */
 
-/* Joins the shares of the same values, in their order, in the warp of share 0. */
-template <int groups>
-__device__ __forceinline__ void join_shares(const merge_job &job, merge_state &state,
-                                            float (&acc)[4 * groups])
+/* What turns a lane's row into its output. */
+__device__ __forceinline__ float output_factor(const mla_sm90_dense_args &args,
+                                               const merge_job &job, int32_t row, float top,
+                                               float sum)
 {
-    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    shared_state[warp][lane] = state;
-#pragma unroll
-    for (int32_t i = 0; i < 4 * groups; ++i) {
-        shared_acc[warp][i][lane] = acc[i];
+    if (sum == 0) {
+        return 0;
     }
-    __syncthreads();
-    if (job.share > 0) {
-        return;
+    if (args.attn_sink == nullptr) {
+        return 1 / sum;
     }
-#pragma unroll 1
-    for (int32_t other = warp + 1; other < warp + job.shares; ++other) {
-        const merge_state from = shared_state[other][lane];
-        const float top0 = fmaxf(state.top0, from.top0), top1 = fmaxf(state.top1, from.top1);
-        const float mine0 = top_factor(state.top0, top0), mine1 = top_factor(state.top1, top1);
-        const float his0 = top_factor(from.top0, top0), his1 = top_factor(from.top1, top1);
-        state = {top0, top1, state.sum0 * mine0 + from.sum0 * his0,
-                 state.sum1 * mine1 + from.sum1 * his1};
-#pragma unroll
-        for (int32_t i = 0; i < 4 * groups; i += 4) {
-            acc[i] = acc[i] * mine0 + shared_acc[other][i][lane] * his0;
-            acc[i + 1] = acc[i + 1] * mine0 + shared_acc[other][i + 1][lane] * his0;
-            acc[i + 2] = acc[i + 2] * mine1 + shared_acc[other][i + 2][lane] * his1;
-            acc[i + 3] = acc[i + 3] * mine1 + shared_acc[other][i + 3][lane] * his1;
-        }
+    return sink_factor(args, job.kv_head, job.tile * MLA_SM90_TILE_ROWS + row, top + log2f(sum)) /
+           sum;
+}
+
+/* The first of the job's columns in a row, or null where there is no such row. */
+__device__ __forceinline__ uint16_t *output_row(const mla_sm90_dense_args &args,
+                                                const merge_job &job, int32_t row)
+{
+    const mla_tile_row at = tile_row(args, job.tile * MLA_SM90_TILE_ROWS + row);
+    return at.exists ? args.out + row_offset(args, args.out_stride, job.req, job.kv_head, at) +
+                           job.first_pair * 16
+                     : nullptr;
+}
+
+/* The lse of a row that exists, by the warp that has its first columns. */
+__device__ __forceinline__ void store_lse(const mla_sm90_dense_args &args, const merge_job &job,
+                                          int32_t row, float top, float sum)
+{
+    if (job.first_pair == 0 && threadIdx.x % 4 == 0 && args.lse != nullptr) {
+        const mla_tile_row at = tile_row(args, job.tile * MLA_SM90_TILE_ROWS + row);
+        args.lse[row_offset(args, args.lse_stride, job.req, job.kv_head, at)] =
+            sum == 0 ? args.lse_empty : (top + log2f(sum)) * 0.69314718055994531f;
     }
 }
 
-template <bool f16, int groups>
-__device__ __forceinline__ void store_merged(const mla_sm90_dense_args &args, const merge_job &job,
-                                             const merge_state &state,
-                                             const float (&acc)[4 * groups])
+/* Stores what one warp merged alone. */
+template <bool f16, int pairs>
+__device__ __forceinline__ void store_alone(const mla_sm90_dense_args &args, const merge_job &job,
+                                            const merge_state &state, const float (&acc)[8 * pairs])
 {
     const int32_t lane = threadIdx.x % 32, row = job.row_warp * 16 + lane / 4;
-    const float tops[2] = {state.top0, state.top1}, sums[2] = {state.sum0, state.sum1};
-    uint16_t *out[2] = {nullptr, nullptr};
-#pragma unroll
-    for (int32_t below = 0; below < 2; ++below) {
-        const mla_tile_row at = tile_row(args, job.tile * MLA_SM90_TILE_ROWS + row + 8 * below);
-        if (!at.exists) {
-            continue;
-        }
-        out[below] = args.out + row_offset(args, args.out_stride, job.req, job.kv_head, at) +
-                     job.first_group * 8;
-        if (job.first_group == 0 && lane % 4 == 0 && args.lse != nullptr) {
-            args.lse[row_offset(args, args.lse_stride, job.req, job.kv_head, at)] =
-                sums[below] == 0 ? args.lse_empty
-                                 : (tops[below] + log2f(sums[below])) * 0.69314718055994531f;
-        }
+    uint16_t *const out0 = job.out0, *const out1 = job.out1;
+    if (out0 != nullptr) {
+        store_lse(args, job, row, state.top0, state.sum0);
     }
-    float factor0 = state.sum0 == 0 ? 0 : 1 / state.sum0;
-    float factor1 = state.sum1 == 0 ? 0 : 1 / state.sum1;
-    if (args.attn_sink != nullptr) {
-        const int32_t tile_row0 = job.tile * MLA_SM90_TILE_ROWS + row;
-        if (state.sum0 != 0) {
-            factor0 *= sink_factor(args, job.kv_head, tile_row0, state.top0 + log2f(state.sum0));
-        }
-        if (state.sum1 != 0) {
-            factor1 *= sink_factor(args, job.kv_head, tile_row0 + 8,
-                                   state.top1 + log2f(state.sum1));
-        }
+    if (out1 != nullptr) {
+        store_lse(args, job, row + 8, state.top1, state.sum1);
     }
-    if constexpr (groups == 4) {
-        store_columns<f16>(acc, out[0], out[1], factor0, factor1);
+    const float factor0 = output_factor(args, job, row, state.top0, state.sum0);
+    const float factor1 = output_factor(args, job, row + 8, state.top1, state.sum1);
+    if constexpr (pairs == WIDE) {
+        static_assert(WIDE == 2, "32 columns");
+        store_columns<f16>(acc, out0, out1, factor0, factor1);
     } else {
-        static_assert(groups == 1, "one group: a lane stores two columns of each row");
-        if (out[0] != nullptr) {
-            *(uint32_t *)(out[0] + lane % 4 * 2) = pack_pair<f16>(acc[0] * factor0,
-                                                                  acc[1] * factor0);
-        }
-        if (out[1] != nullptr) {
-            *(uint32_t *)(out[1] + lane % 4 * 2) = pack_pair<f16>(acc[2] * factor1,
-                                                                  acc[3] * factor1);
+#pragma unroll
+        for (int32_t i = 0; i < 2 * pairs; ++i) {
+            const int32_t column = i * 8 + lane % 4 * 2;
+            if (out0 != nullptr) {
+                *(uint32_t *)(out0 + column) = pack_pair<f16>(acc[4 * i] * factor0,
+                                                              acc[4 * i + 1] * factor0);
+            }
+            if (out1 != nullptr) {
+                *(uint32_t *)(out1 + column) = pack_pair<f16>(acc[4 * i + 2] * factor1,
+                                                              acc[4 * i + 3] * factor1);
+            }
         }
     }
 }
 
-/* How the 16 warps of a CTA divide a unit; the same for all units of a window. */
+/* Joins the shares of the same values, in their order, and stores: of the four words that a lane
+ * stores, the first four shares take one each, or two shares two. */
+template <bool f16>
+__device__ __forceinline__ void store_joined(const mla_sm90_dense_args &args, const merge_job &job,
+                                             const merge_state &state,
+                                             const float (&acc)[8 * NARROW])
+{
+    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    shared_state[warp][0][lane] = make_float2(state.top0, state.sum0);
+    shared_state[warp][1][lane] = make_float2(state.top1, state.sum1);
+#pragma unroll
+    for (int32_t i = 0; i < 4 * NARROW; ++i) {
+        shared_acc[warp][i][lane] = make_float2(acc[2 * i], acc[2 * i + 1]);
+    }
+    __syncthreads();
+    const int32_t begin = warp - job.share, end = begin + job.shares;
+#pragma unroll 1
+    for (int32_t word = job.share; word < 4 * NARROW; word += job.shares) {
+        const int32_t below = word % 2, group = word / 2;
+        float top = -INFINITY, sum = 0, x = 0, y = 0;
+#pragma unroll 4
+        for (int32_t other = begin; other < end; ++other) {
+            top = fmaxf(top, shared_state[other][below][lane].x);
+        }
+#pragma unroll 4
+        for (int32_t other = begin; other < end; ++other) {
+            const float2 from = shared_state[other][below][lane];
+            const float2 values = shared_acc[other][word][lane];
+            const float weight = top_factor(from.x, top);
+            sum += weight * from.y;
+            x += weight * values.x;
+            y += weight * values.y;
+        }
+        const int32_t row = job.row_warp * 16 + lane / 4 + 8 * below;
+        uint16_t *out = below ? job.out1 : job.out0;
+        if (out != nullptr) {
+            if (group == 0) {
+                store_lse(args, job, row, top, sum);
+            }
+            const float factor = output_factor(args, job, row, top, sum);
+            *(uint32_t *)(out + group * 8 + lane % 4 * 2) = pack_pair<f16>(x * factor, y * factor);
+        }
+    }
+}
+
+/* Jobs of a window: 16 rows and some columns of a tile each, which `shares` warps divide by splits
+ * as long as one round of CTAs holds them all. */
 struct division {
     int32_t row_warps; /* 16-row groups of a tile that hold any row: 1, 2 or 4 */
-    int32_t shares;    /* warps that divide the splits of the same values */
-    int32_t chunks;    /* neighbouring chunks of columns */
+    int32_t shares;
+    int32_t num_jobs;
 };
 
-__device__ __forceinline__ division divide(const mla_sm90_dense_args &args, int32_t most_splits)
+template <int pairs>
+__device__ __forceinline__ division divide_work(const mla_sm90_dense_args &args, int32_t num_items,
+                                                int32_t most_splits)
 {
-    const int32_t rows = min(MLA_SM90_TILE_ROWS, args.s_q * args.group_pad);
-    division by;
-    by.row_warps = rows <= 16 ? 1 : rows <= 32 ? 2 : 4;
-    by.shares = most_splits <= FEW_SPLITS ? 1 : WARPS / by.row_warps;
-    by.chunks = WARPS / by.row_warps / by.shares;
+    division by = {row_warps_of(args), 1, 0};
+    by.num_jobs = num_items * by.row_warps * (PAIRS / pairs);
+    if constexpr (pairs == NARROW) {
+        while (by.shares < WARPS && by.shares < most_splits &&
+               by.num_jobs <= (int32_t)gridDim.x * WARPS / 2 / by.shares) {
+            by.shares *= 2;
+        }
+    }
     return by;
 }
 
-/* This warp's job in unit `i`: the units of a request's tiles lie `num_items` apart, so that
- * neighbouring CTAs read different requests. */
-template <int groups>
-__device__ __forceinline__ merge_job find_job(const mla_sm90_dense_args &args, int32_t i,
-                                              int32_t num_items, const division &by)
+template <int pairs>
+__device__ __forceinline__ merge_job find_job(const mla_sm90_dense_args &args, int32_t job_idx,
+                                              const division &by)
 {
-    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int32_t item = i % num_items, tiles = args.h_kv * args.row_tiles;
-    const int32_t split_idx = item / tiles;
+    const int32_t row_group = job_idx / (PAIRS / pairs);
+    const int32_t item = row_group / by.row_warps;
+    const int32_t head = divide(item, args.row_tiles_inverse);
+    const int32_t split_idx = divide(head, args.h_kv_inverse);
     merge_job job;
-    job.first_part = splits.first_part[split_idx];
     job.num_splits = splits.num_splits[split_idx];
     job.req = splits.req[split_idx];
-    job.kv_head = item % tiles / args.row_tiles;
-    job.tile = item % args.row_tiles;
+    job.kv_head = head - split_idx * args.h_kv;
+    job.tile = item - head * args.row_tiles;
     job.shares = by.shares;
-    job.share = warp % by.shares;
-    job.row_warp = warp / by.shares % by.row_warps;
-    job.first_group = (i / num_items * by.chunks + warp / by.shares / by.row_warps) * groups;
-    const int64_t partial =
-        ((int64_t)job.first_part * 2 * args.h_kv + job.kv_head) * args.row_tiles + job.tile;
-    job.values = (const float4 *)args.partial_out + partial * PARTIAL_VECTORS +
-                 (job.row_warp * COLUMN_GROUPS + job.first_group) * 32 + lane;
-    job.lse = args.partial_lse + partial * MLA_SM90_TILE_ROWS + job.row_warp * 16 + lane / 4;
+    job.share = (int32_t)threadIdx.x / 32 & (by.shares - 1);
+    job.row_warp = row_group & (by.row_warps - 1);
+    job.first_pair = job_idx % (PAIRS / pairs) * pairs;
+    job.first = args.partials +
+                (((int64_t)splits.first_part[split_idx] * 2 + 1) * args.h_kv + job.kv_head) *
+                    args.row_tiles +
+                job.tile;
+    const int32_t row = job.row_warp * 16 + (int32_t)threadIdx.x % 32 / 4;
+    job.out0 = output_row(args, job, row);
+    job.out1 = output_row(args, job, row + 8);
     return job;
 }
 
-template <bool f16, int groups>
+template <bool f16, int pairs, int batch>
 __device__ __forceinline__ void combine(const mla_sm90_dense_args &args, int32_t num_items,
                                         int32_t most_splits)
 {
-    const division by = divide(args, most_splits);
-    const int32_t num_units = num_items * (COLUMN_GROUPS / groups / by.chunks);
+    const division by = divide_work<pairs>(args, num_items, most_splits);
+    const int32_t jobs_a_cta = WARPS / by.shares;
+    static_assert(PAIRS / pairs % WARPS == 0, "CTAs have work for all of their warps, or none");
 #pragma unroll 1
-    for (int32_t i = blockIdx.x; i < num_units; i += (int32_t)gridDim.x) {
-        const merge_job job = find_job<groups>(args, i, num_items, by);
-        constexpr int32_t batch = groups == 4 ? 2 : 4;
+    for (int32_t i = (int32_t)blockIdx.x * jobs_a_cta; i < by.num_jobs;
+         i += (int32_t)gridDim.x * jobs_a_cta) {
+        const merge_job job = find_job<pairs>(args, i + (int32_t)threadIdx.x / 32 / by.shares, by);
         merge_state state = {-INFINITY, -INFINITY, 0, 0};
-        float acc[4 * groups] = {};
+        float acc[8 * pairs] = {};
+        /* The plan is older than decode; only the partials are not. */
+        mla_ptx::wait_dependencies();
 #pragma unroll 1
         for (int32_t first = job.share; first < job.num_splits; first += batch * job.shares) {
-            merge_batch<groups, batch>(args, job, first, state, acc);
+            merge_batch<pairs, batch>(args, job, first, state, acc);
         }
-        if (job.shares > 1) {
-            join_shares<groups>(job, state, acc);
+        if constexpr (pairs == NARROW) {
+            if (job.shares > 1) {
+                store_joined<f16>(args, job, state, acc);
+                __syncthreads(); /* before the next job's values take the place of these */
+                continue;
+            }
         }
-        if (job.share == 0) {
-            store_merged<f16, groups>(args, job, state, acc);
-        }
-        if (job.shares > 1) {
-            __syncthreads(); /* before the next unit's values take the place of these */
-        }
+        store_alone<f16, pairs>(args, job, state, acc);
     }
     __syncthreads(); /* before the list changes */
 }
@@ -317,24 +368,17 @@ template <bool f16> __device__ __forceinline__ void combine_any(const mla_sm90_d
 {
     mla_ptx::launch_dependents();
     const int32_t tiles = args.h_kv * args.row_tiles;
-    const int32_t num_split_reqs = (int32_t)args.plan->num_split_reqs;
-    const int32_t num_parts = args.plan->num_parts;
-    bool waited = false;
-    for (int32_t first = 0; first < num_parts; first += THREADS) {
+    for (int32_t first = 0; first < args.max_parts; first += THREADS) {
         int32_t most_splits = 0;
-        const int32_t num_items = list_splits(args, first, num_parts, most_splits) * tiles;
-        if (!waited) {
-            /* The plan is older than decode; only the partials are not. */
-            mla_ptx::wait_dependencies();
-            waited = true;
-        }
-        /* Few requests are divided more finely, to occupy all SMs. */
-        if (num_split_reqs * tiles * 16 >= MLA_SM90_COMBINE_MANY) {
-            combine<f16, 4>(args, num_items, most_splits);
+        const int32_t num_items = list_splits(args, first, most_splits) * tiles;
+        if (num_items * row_warps_of(args) >= MLA_SM90_COMBINE_MANY) {
+            combine<f16, WIDE, WIDE_BATCH>(args, num_items, most_splits);
         } else {
-            combine<f16, 1>(args, num_items, most_splits);
+            combine<f16, NARROW, NARROW_BATCH>(args, num_items, most_splits);
         }
     }
+    /* Also without work: what follows this launch counts on decode having ended. */
+    mla_ptx::wait_dependencies();
 }
 
 extern "C" __global__ void __launch_bounds__(MLA_SM90_COMBINE_THREADS)

@@ -19,9 +19,9 @@ enum {
     MLA_SM90_THREADS = 384,
     MLA_SM90_COLUMN_PARTS = 4, /* CTAs that share the columns of a piece in small batches */
     MLA_SM90_COMBINE_THREADS = 512,
-    MLA_SM90_COMBINE_UNITS = 64, /* most pieces into which a tile is divided for merging */
-    MLA_SM90_COMBINE_MANY = 128, /* units of 32 columns that occupy the chip */
-    MLA_SM90_MIN_PAGE = 8,       /* a swizzle atom is 8 rows, so a box has at least as many */
+    MLA_SM90_COMBINE_UNITS = 128, /* most warps' jobs into which a tile is divided for merging */
+    MLA_SM90_COMBINE_MANY = 96,   /* 16-row groups with splits: their jobs occupy the chip */
+    MLA_SM90_MIN_PAGE = 8,        /* a swizzle atom is 8 rows, so a box has at least as many */
 };
 
 /* Shared memory of the dense kernel. Tiles first: each must start at a multiple of 1,024 bytes. */
@@ -43,14 +43,29 @@ typedef struct mla_sm90_dense_smem {
 #define MLA_SM90_SMEM_LIMIT 232448
 
 /*
+ * A piece's share of a split request: 64 rows of 512 normalised values. They are fp16, of rows that
+ * a power of two brought into its range where they were larger, column tile by column tile; half
+ * the bytes of FP32, and these bytes bound the splits of small batches. The order is that in which
+ * accumulators are held, so that every access is 512 bytes a warp: 4 warps, 32 pairs of column
+ * groups of 8, 32 lanes; then of both groups two columns of a row and two of the row 8 below.
+ */
+typedef struct mla_sm90_partial {
+    uint16_t values[4][MLA_SM90_D_V / 16][32][8];
+    struct mla_sm90_partial_row {
+        float lse;   /* to base 2; -inf: there are no values */
+        float scale; /* what the values are to be multiplied by */
+    } rows[MLA_SM90_D_V / MLA_SM90_TILE_COLS][MLA_SM90_TILE_ROWS];
+} mla_sm90_partial;
+
+/*
  * Query rows of one request and KV head are numbered token * group_pad + head; a row exists when
  * its token is below s_q and its head below group. group_pad is group when a tile of 64 rows is
  * one box of the tensor map, else group rounded up to 64, so that no tile spans two tokens.
  *
- * Partial results: partial `i` (mla_plan_partial_idx) of tile `t` of KV head `k` is number
- * (i * h_kv + k) * row_tiles + t. Its 64 x 512 floats lie in the order in which the accumulators
- * are held: 4 warps, 64 column groups of 8, 32 lanes, 4 floats; so every access is 512 bytes a
- * warp. They are normalised, and their 64 lse are to base 2.
+ * Partial `i` (mla_plan_partial_idx) of tile `t` of KV head `k` is number
+ * (i * h_kv + k) * row_tiles + t.
+ *
+ * Of a count n that the kernels divide by, n_inverse is ceil(2^64 / n), 0 for 1.
  */
 typedef struct mla_sm90_dense_args {
     CUtensorMap q_map;  /* d_qk, q_box_rows dimension, h_kv, token dimension, batch */
@@ -60,10 +75,9 @@ typedef struct mla_sm90_dense_args {
     const int32_t *seqlens;
     const int32_t *block_table;
     uint16_t *out;
-    float *lse;             /* may be NULL */
-    const float *attn_sink; /* [h_q], may be NULL */
-    float *partial_out;
-    float *partial_lse;
+    float *lse;                 /* may be NULL */
+    const float *attn_sink;     /* [h_q], may be NULL */
+    mla_sm90_partial *partials; /* NULL where no request may be split */
     int64_t q_stride[3];
     int64_t out_stride[3];
     int64_t lse_stride[3];
@@ -72,16 +86,19 @@ typedef struct mla_sm90_dense_args {
     float lse_empty;
     int32_t batch, s_q, h_kv;
     int32_t group, group_pad;
-    uint64_t
-        group_pad_inverse; /* ceil(2^64 / group_pad), 0 for 1: divides rows without a division */
-    int32_t q_dim_rows;    /* rows of the tensor map's second dimension; the rest is its fourth */
+    int32_t q_dim_rows; /* rows of the tensor map's second dimension; the rest is its fourth */
     int32_t row_tiles;
+    int32_t max_parts; /* records in the plan */
     int32_t d_qk;
     int32_t page_size;
-    int32_t max_tokens; /* that the block table has room for */
+    int32_t page_blocks; /* blocks of 64 keys in a page, 0 where pages are smaller */
+    int32_t block_pages; /* then: pages in a block */
+    int32_t max_tokens;  /* that the block table has room for */
     int32_t causal;
     int32_t req_tokens; /* requests of the plan in one entry of the batch: s_q when sparse, where
                          * the kernels' own s_q is 1, else 1 */
+    uint64_t group_pad_inverse, row_tiles_inverse, h_kv_inverse, q_dim_rows_inverse;
+    uint64_t page_blocks_inverse, req_tokens_inverse;
 } mla_sm90_dense_args;
 
 #endif

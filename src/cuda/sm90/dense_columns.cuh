@@ -18,17 +18,16 @@ struct phases {
 template <bool f16, int side>
 __device__ __forceinline__ void
 attend_columns(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece,
-               int32_t all_see, phases &at, float (&o)[CTA_COLUMNS / 2], row_state &rows)
+               int32_t all_see, phases &at, const uint32_t (&q8)[16], float (&o)[CTA_COLUMNS / 2],
+               row_state &rows)
 {
     mla_sm90_dense_smem &sm = shared();
-    const int32_t row = place.first_row + (int32_t)threadIdx.x % 128 / 32 * 16 +
-                        (int32_t)threadIdx.x % 32 / 4;
+    const int32_t row = tile_lane_row(place);
     const int32_t first_tile = place.column_part * (CTA_COLUMNS / MLA_SM90_TILE_COLS);
     const uint64_t v = v_major(sm.k[side][first_tile]);
     float s[32];
-    uint32_t q8[16], p[16];
+    uint32_t p[16];
 
-    load_q8(args, place, piece.req, row, q8);
     wait_for(sm.q_full, at.q++ & 1);
     int32_t accumulate = 0;
     for (int32_t block = piece.begin + side; block < piece.end; block += 2) {
@@ -47,10 +46,9 @@ attend_columns(const mla_sm90_dense_args &args, const cta_place &place, const ml
         wgmma_pin(s);
         if ((block + 1) * MLA_BLOCK_TOKENS > all_see) {
             mask_block(args, s, block, piece.tokens, row);
-            if ((block + 1) * MLA_BLOCK_TOKENS > piece.tokens) {
-                zero_v_rows<side, CTA_COLUMNS / MLA_SM90_TILE_COLS>(
-                    side, first_tile, piece.tokens - block * MLA_BLOCK_TOKENS);
-            }
+            clean_v_rows<f16, side, CTA_COLUMNS / MLA_SM90_TILE_COLS>(
+                side, first_tile, all_see - block * MLA_BLOCK_TOKENS,
+                piece.tokens - block * MLA_BLOCK_TOKENS);
         }
         rows.raised = 0;
         softmax_half<f16, 0>(s, o, p, args.scale_log2, rows, side);
@@ -125,13 +123,12 @@ __device__ __forceinline__ void store_joined(const mla_sm90_dense_args &args, ct
     }
     factor0 *= row_factor(args, place, piece, row, rows.ref0, rows.sum0);
     factor1 *= row_factor(args, place, piece, row + 8, rows.ref1, rows.sum1);
-    if (side == LEFT && place.column_part == 0 && thread % 4 == 0) {
-        store_lse(args, place, piece, row, rows.ref0, rows.sum0);
-        store_lse(args, place, piece, row + 8, rows.ref1, rows.sum1);
+    if (side == LEFT && place.column_part == 0) {
+        store_lses(args, place, piece, row, rows);
     }
     scale_rows(o, factor0, factor1);
     if (alone) {
-        store_columns_of<f16, n>(args, place, piece, o, row, first_column, 1, 1);
+        store_columns_of<f16, n>(args, place, piece, o, row, first_column, rows, 1, 1);
         return;
     }
     constexpr int32_t keep = side == LEFT ? 0 : n / 2, give = n / 2 - keep;
@@ -147,7 +144,7 @@ __device__ __forceinline__ void store_joined(const mla_sm90_dense_args &args, ct
         o[keep + i] += exchange[1 - side][i][thread];
     }
     store_columns_of<f16, n / 2>(args, place, piece, o + keep, row,
-                                 first_column + (side == LEFT ? 0 : CTA_COLUMNS / 2), 1, 1);
+                                 first_column + (side == LEFT ? 0 : CTA_COLUMNS / 2), rows, 1, 1);
     fence_proxy_async(); /* before the copy engine writes Q where these halves were read */
 }
 
@@ -155,6 +152,9 @@ template <bool f16, int side>
 __device__ __forceinline__ void consume_columns(const mla_sm90_dense_args &args,
                                                 const cta_place &place)
 {
+    uint32_t q8[16];
+    int32_t q8_req = first_req(args, place.part);
+    load_q8(args, place, q8_req, tile_lane_row(place), q8);
     mla_part_walk walk = walk_begin(args, place.part, place.first_row);
     phases at = {{0, 0}, 0};
     mla_piece piece;
@@ -163,10 +163,14 @@ __device__ __forceinline__ void consume_columns(const mla_sm90_dense_args &args,
             store_empty_piece<side>(args, place, piece);
             continue;
         }
+        if (piece.req != q8_req) {
+            load_q8(args, place, piece.req, tile_lane_row(place), q8);
+            q8_req = piece.req;
+        }
         float o[CTA_COLUMNS / 2];
         row_state rows = first_state(args, place);
         const int32_t all_see = token_limit(args, piece.tokens, row_token(args, place.first_row));
-        attend_columns<f16, side>(args, place, piece, all_see, at, o, rows);
+        attend_columns<f16, side>(args, place, piece, all_see, at, q8, o, rows);
         store_joined<f16, side>(args, place, piece, o, rows);
         __syncwarp();
         release(shared().q_empty);

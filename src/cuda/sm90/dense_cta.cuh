@@ -19,8 +19,9 @@ enum {
     BAR_QK1_ISSUED = 2, /* right -> left: S1's products are queued, and P0 was read */
     BAR_P1_READY = 3,   /* right -> left: P1, factors and reference of the right are in place */
     BAR_ROW_SUMS = 4,   /* both: row sums, or halves of O that change sides, are in place */
-    BAR_LEFT = 5,       /* within the left warpgroup: V's unused rows are zero */
+    BAR_LEFT = 5,       /* within the left: V's unused rows are zero, or the right's P was read */
     BAR_RIGHT = 6,
+    BAR_INIT = 7, /* thread 0 -> all: the mbarriers are initialised */
 };
 
 /* Columns of O that a CTA keeps where four of them share a piece. */
@@ -53,23 +54,36 @@ struct cta_place {
     mla_plan_part part;
 };
 
+/* A record of the plan; the loads are issued where this stands. */
+__device__ __forceinline__ mla_plan_part load_part(const mla_plan_part *from)
+{
+    mla_plan_part part;
+    load_now(from, part.begin_req, part.end_req);
+    load_now(&from->begin_block, part.begin_block, part.end_block);
+    part.num_splits = part.num_blocks = 0; /* of no use here */
+    return part;
+}
+
 template <bool may_share_columns>
 __device__ __forceinline__ cta_place find_place(const mla_sm90_dense_args &args)
 {
     const mla_plan_part *parts = (const mla_plan_part *)(args.plan + 1);
     cta_place place;
-    const int32_t unit = (int32_t)blockIdx.x / args.row_tiles;
-    place.kv_head = unit % args.h_kv;
-    place.part_idx = unit / args.h_kv;
-    place.first_row = (int32_t)blockIdx.x % args.row_tiles * MLA_SM90_TILE_ROWS;
+    const int32_t unit = divide((int32_t)blockIdx.x, args.row_tiles_inverse);
+    place.part_idx = divide(unit, args.h_kv_inverse);
+    place.kv_head = unit - place.part_idx * args.h_kv;
+    place.first_row = ((int32_t)blockIdx.x - unit * args.row_tiles) * MLA_SM90_TILE_ROWS;
     place.column_part = 0;
     place.column_parts = 1;
-    place.part = parts[place.part_idx];
-    if constexpr (may_share_columns) {
-        /* Both records are read at once, so that none waits for the header. */
-        const mla_plan_part shared_part = parts[place.part_idx / MLA_SM90_COLUMN_PARTS];
+    if constexpr (!may_share_columns) {
+        place.part = parts[place.part_idx];
+    } else {
+        /* Both records are read at once, so that neither waits for the header. */
+        const mla_plan_part alone = load_part(&parts[place.part_idx]);
+        const mla_plan_part common = load_part(&parts[place.part_idx / MLA_SM90_COLUMN_PARTS]);
+        place.part = alone;
         if (args.plan->column_parts == MLA_SM90_COLUMN_PARTS) {
-            place.part = shared_part;
+            place.part = common;
             place.column_parts = MLA_SM90_COLUMN_PARTS;
             place.column_part = place.part_idx % MLA_SM90_COLUMN_PARTS;
             place.part_idx /= MLA_SM90_COLUMN_PARTS;

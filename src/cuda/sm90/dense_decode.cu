@@ -42,16 +42,17 @@ __device__ __forceinline__ void dense_decode(const mla_sm90_dense_args &args)
         tensor_map_prefetch(&args.q_map);
         tensor_map_prefetch(&args.kv_map);
     }
-    init_barriers<paged_keys>();
-    /* All of this overlapped the launch before; nothing of it read the caller's memory. */
+    set_up_barriers<paged_keys>(); /* each role waits for it where it needs them */
     wait_dependencies();
     const cta_place place = find_place<may_share_columns>(args);
     const int32_t role = __shfl_sync(0xffffffffu, (int32_t)threadIdx.x / WARPGROUP, 0);
     if (role == LEFT) {
         setmaxnreg_inc<CONSUMER_REGS>();
+        bar_sync<BAR_INIT, MLA_SM90_THREADS>();
         consume_any<f16, LEFT, may_share_columns>(args, place);
     } else if (role == RIGHT) {
         setmaxnreg_inc<CONSUMER_REGS>();
+        bar_sync<BAR_INIT, MLA_SM90_THREADS>();
         consume_any<f16, RIGHT, may_share_columns>(args, place);
     } else {
         setmaxnreg_dec<PRODUCER_REGS>();

@@ -5,30 +5,46 @@
 #include "dense_cta.cuh"
 #include "ptx/tma.cuh"
 
+/*
+ * The page of a block, where a block lies in one. It is looked up before it is known whether the
+ * request has such a block: the table has an entry of any value then, and nothing is copied.
+ */
+__device__ __forceinline__ int32_t look_up_page(const mla_sm90_dense_args &args, int32_t req,
+                                                int32_t block)
+{
+    if (args.page_blocks == 0 || req >= args.batch || block >= args.max_tokens / MLA_BLOCK_TOKENS) {
+        return 0;
+    }
+    return load_now(args.block_table + req * args.block_table_stride +
+                    divide(block, args.page_blocks_inverse));
+}
+
 /* Copies one block's tile `tile` of K; a page smaller than the block takes several boxes. Pages
  * past the request's last token are not looked up: the table's entry may be anything. */
-__device__ __forceinline__ void copy_k_tile(const mla_sm90_dense_args &args, const int32_t *pages,
-                                            int32_t block, int32_t tokens, int32_t buffer,
+__device__ __forceinline__ void copy_k_tile(const mla_sm90_dense_args &args, const mla_piece &piece,
+                                            int32_t block, int32_t page, int32_t buffer,
                                             int32_t tile, int32_t kv_head)
 {
     mla_sm90_dense_smem &sm = shared();
     const uint32_t full = smem_addr(&sm.k_full[buffer][tile]);
     const uint32_t to = smem_addr(sm.k[buffer][tile]);
-    const int32_t first = block * MLA_BLOCK_TOKENS, column = tile * MLA_SM90_TILE_COLS;
-    if (args.page_size >= MLA_BLOCK_TOKENS) {
-        const int32_t page = first / args.page_size;
+    const int32_t column = tile * MLA_SM90_TILE_COLS;
+    if (args.page_blocks > 0) {
+        const int32_t before = divide(block, args.page_blocks_inverse) * args.page_blocks;
         mbarrier_arrive_expect_tx(full, MLA_SM90_TILE_BYTES);
-        tma_load_4d(to, &args.kv_map, full, kL2EvictFirst, column, first - page * args.page_size,
-                    pages[page], kv_head);
+        tma_load_4d(to, &args.kv_map, full, kL2EvictFirst, column,
+                    (block - before) * MLA_BLOCK_TOKENS, page, kv_head);
         return;
     }
+    const int32_t *pages = args.block_table + piece.req * args.block_table_stride +
+                           block * args.block_pages;
     const int32_t page_bytes = args.page_size * MLA_SM90_TILE_COLS * 2;
-    const int32_t first_page = first / args.page_size;
-    const int32_t num_pages = ceil_div(min(MLA_BLOCK_TOKENS, tokens - first), args.page_size);
+    const int32_t tokens = min(MLA_BLOCK_TOKENS, piece.tokens - block * MLA_BLOCK_TOKENS);
+    const int32_t num_pages = ceil_div(tokens * args.block_pages, MLA_BLOCK_TOKENS);
     mbarrier_arrive_expect_tx(full, num_pages * page_bytes);
     for (int32_t i = 0; i < num_pages; ++i) {
-        tma_load_4d(to + i * page_bytes, &args.kv_map, full, kL2EvictFirst, column, 0,
-                    pages[first_page + i], kv_head);
+        tma_load_4d(to + i * page_bytes, &args.kv_map, full, kL2EvictFirst, column, 0, pages[i],
+                    kv_head);
     }
 }
 
@@ -44,11 +60,12 @@ __device__ __forceinline__ void copy_q(const mla_sm90_dense_args &args, const ct
     }
     __syncwarp();
     if (lane < MLA_SM90_Q_TILES + (shares_p ? 1 : 0)) {
-        const int32_t entry = args.req_tokens == 1 ? req : req / args.req_tokens;
-        const int32_t token = place.first_row / args.q_dim_rows + req - entry * args.req_tokens;
+        const int32_t entry = divide(req, args.req_tokens_inverse);
+        const int32_t token = divide(place.first_row, args.q_dim_rows_inverse);
         const void *to = lane < MLA_SM90_Q_TILES ? sm.q[lane] : sm.p[RIGHT];
         tma_load_5d(smem_addr(to), &args.q_map, full, kL2EvictLast, lane * MLA_SM90_TILE_COLS,
-                    place.first_row % args.q_dim_rows, place.kv_head, token, entry);
+                    place.first_row - token * args.q_dim_rows, place.kv_head,
+                    token + req - entry * args.req_tokens, entry);
     }
 }
 
@@ -62,9 +79,15 @@ __device__ __forceinline__ void produce(const mla_sm90_dense_args &args, const c
     const bool copies = lane < (half == 0 ? 4 : 5);
     uint32_t uses = 0, pieces = 0;
 
+    /* The first page is on its way together with the request's length: the other way round the
+     * compiler waits for the length first. */
+    int32_t page = look_up_page(args, first_req(args, place.part),
+                                max(place.part.begin_block, 0) + buffer);
     mla_part_walk walk = walk_begin(args, place.part, place.first_row);
     mla_piece piece;
-    while (walk_next(args, walk, piece)) {
+    bool looked_up = true;
+    bar_sync<BAR_INIT, MLA_SM90_THREADS>();
+    for (; walk_next(args, walk, piece); looked_up = false) {
         if (piece.begin >= piece.end) {
             continue;
         }
@@ -72,13 +95,16 @@ __device__ __forceinline__ void produce(const mla_sm90_dense_args &args, const c
             wait_for(sm.q_empty, ++pieces & 1);
             copy_q<false>(args, place, piece.req, lane);
         }
-        const int32_t *pages = args.block_table + piece.req * args.block_table_stride;
+        if (!looked_up) {
+            page = look_up_page(args, piece.req, piece.begin + buffer);
+        }
         for (int32_t block = piece.begin + buffer; block < piece.end; block += 2) {
             wait_for(sm.k_empty[buffer][half], ++uses & 1);
             if (copies) {
-                copy_k_tile(args, pages, block, piece.tokens, buffer, tile, place.kv_head);
+                copy_k_tile(args, piece, block, page, buffer, tile, place.kv_head);
             }
             __syncwarp();
+            page = look_up_page(args, piece.req, block + 2);
         }
     }
 }

@@ -84,16 +84,39 @@ __device__ __forceinline__ void scale_rows(float (&o)[n], float factor0, float f
     }
 }
 
-/* Zeroes rows `valid` on of `tiles` tiles of V: they lie past the request's end, may hold NaN, and
- * a numerator of 0 would not silence that. The warpgroup's barrier publishes it to its products. */
-template <int side, int tiles>
-__device__ __forceinline__ void zero_v_rows(int32_t buffer, int32_t first_tile, int32_t valid)
+/* Replaces infinities and NaN in a pair of values by 0. */
+template <bool f16> __device__ __forceinline__ uint32_t finite_pair(uint32_t pair)
+{
+    const uint32_t exponents = f16 ? 0x7c007c00 : 0x7f807f80;
+    const uint32_t not_finite = __vcmpeq2(pair & exponents, exponents);
+    return pair & ~not_finite;
+}
+
+/*
+ * Zeroes what a numerator of 0 would not silence in `tiles` tiles of V: rows `valid` on, which lie
+ * past the request's end, and infinities and NaN in rows `all_see` on, which some query rows do not
+ * see. Those that do see such a key learn of it from its product with Q. The warpgroup's barrier
+ * publishes it to its products.
+ */
+template <bool f16, int side, int tiles>
+__device__ __forceinline__ void clean_v_rows(int32_t buffer, int32_t first_tile, int32_t all_see,
+                                             int32_t valid)
 {
     mla_sm90_dense_smem &sm = shared();
-    const int32_t chunks = (MLA_BLOCK_TOKENS - valid) * 8;
-    for (int32_t i = (int32_t)threadIdx.x % WARPGROUP; i < tiles * chunks; i += WARPGROUP) {
-        uint4 *tile = (uint4 *)sm.k[buffer][first_tile + i / chunks];
-        tile[valid * 8 + i % chunks] = make_uint4(0, 0, 0, 0);
+    const int32_t first = max(all_see, 0) * 8 + (int32_t)threadIdx.x % WARPGROUP;
+#pragma unroll 1
+    for (int32_t tile = first_tile; tile < first_tile + tiles; ++tile) {
+        uint4 *chunks = (uint4 *)sm.k[buffer][tile];
+#pragma unroll 1
+        for (int32_t i = first; i < MLA_BLOCK_TOKENS * 8; i += WARPGROUP) {
+            uint4 chunk = make_uint4(0, 0, 0, 0);
+            if (i < valid * 8) {
+                chunk = chunks[i];
+                chunk = make_uint4(finite_pair<f16>(chunk.x), finite_pair<f16>(chunk.y),
+                                   finite_pair<f16>(chunk.z), finite_pair<f16>(chunk.w));
+            }
+            chunks[i] = chunk;
+        }
     }
     fence_proxy_async();
     bar_sync<side == LEFT ? BAR_LEFT : BAR_RIGHT, WARPGROUP>();
@@ -107,7 +130,14 @@ __device__ __forceinline__ void release(uint64_t &barrier)
     }
 }
 
-/* Q's ninth tile as A operand: four registers for each 16 columns. */
+/* The first of the two rows of a lane's accumulators; the other is 8 below. */
+__device__ __forceinline__ int32_t tile_lane_row(const cta_place &place)
+{
+    return place.first_row + (int32_t)threadIdx.x % WARPGROUP / 32 * 16 +
+           (int32_t)threadIdx.x % 32 / 4;
+}
+
+/* Q's ninth tile as A operand: four registers for each 16 columns. Zeros past the last request. */
 __device__ __forceinline__ void load_q8(const mla_sm90_dense_args &args, const cta_place &place,
                                         int32_t req, int32_t row, uint32_t (&q8)[16])
 {
@@ -115,7 +145,8 @@ __device__ __forceinline__ void load_q8(const mla_sm90_dense_args &args, const c
 #pragma unroll
     for (int32_t below = 0; below < 2; ++below) {
         const mla_tile_row at = tile_row(args, row + 8 * below);
-        const bool load = at.exists && args.d_qk > MLA_SM90_Q_TILES * MLA_SM90_TILE_COLS;
+        const bool load = at.exists && req < args.batch &&
+                          args.d_qk > MLA_SM90_Q_TILES * MLA_SM90_TILE_COLS;
         const uint16_t *q = args.q + column;
         if (load) {
             q += row_offset(args, args.q_stride, req, place.kv_head, at);

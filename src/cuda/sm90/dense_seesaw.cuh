@@ -61,7 +61,7 @@ __device__ __forceinline__ void next_tile(const mla_sm90_dense_args &args, float
 
 /* Hides what the rows do not see of a block, after its tiles have landed. V's rows that may hold
  * anything become zero. */
-template <class Keys, int side>
+template <bool f16, class Keys, int side>
 __device__ __forceinline__ void hide_keys(const mla_sm90_dense_args &args, const mla_piece &piece,
                                           float (&s)[32], int32_t block, int32_t all_see,
                                           int32_t row)
@@ -73,18 +73,18 @@ __device__ __forceinline__ void hide_keys(const mla_sm90_dense_args &args, const
         }
     } else if ((block + 1) * MLA_BLOCK_TOKENS > all_see) {
         mask_block(args, s, block, piece.tokens, row);
-        if ((block + 1) * MLA_BLOCK_TOKENS > piece.tokens) {
-            zero_v_rows<side, 4>(side, side * 4, piece.tokens - block * MLA_BLOCK_TOKENS);
-        }
+        clean_v_rows<f16, side, 4>(side, side * 4, all_see - block * MLA_BLOCK_TOKENS,
+                                   piece.tokens - block * MLA_BLOCK_TOKENS);
     }
 }
 
 /* The same for the other side's block, whose keys that side has hidden: V's rows alone. */
-template <class Keys, int side>
-__device__ __forceinline__ void drop_values(const mla_piece &piece, int32_t block)
+template <bool f16, class Keys, int side>
+__device__ __forceinline__ void drop_values(const mla_piece &piece, int32_t block, int32_t all_see)
 {
-    if (!Keys::gathered && (block + 1) * MLA_BLOCK_TOKENS > piece.tokens) {
-        zero_v_rows<side, 4>(1 - side, side * 4, piece.tokens - block * MLA_BLOCK_TOKENS);
+    if (!Keys::gathered && (block + 1) * MLA_BLOCK_TOKENS > all_see) {
+        clean_v_rows<f16, side, 4>(1 - side, side * 4, all_see - block * MLA_BLOCK_TOKENS,
+                                   piece.tokens - block * MLA_BLOCK_TOKENS);
     }
 }
 
@@ -92,19 +92,16 @@ __device__ __forceinline__ void drop_values(const mla_piece &piece, int32_t bloc
 template <bool f16, class Keys>
 __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, const cta_place &place,
                                             const mla_piece &piece, int32_t all_see, uint32_t &at,
-                                            float (&o)[128], row_state &rows)
+                                            const uint32_t (&q8)[16], float (&o)[128],
+                                            row_state &rows)
 {
     mla_sm90_dense_smem &sm = shared();
-    const int32_t row = place.first_row + (int32_t)threadIdx.x % 128 / 32 * 16 +
-                        (int32_t)threadIdx.x % 32 / 4;
+    const int32_t row = tile_lane_row(place);
     const uint64_t v0 = v_major(sm.k[0][0]), v1 = v_major(sm.k[1][0]);
     const float scale = args.scale_log2;
     float s[32];
-    uint32_t q8[16], p[16];
+    uint32_t p[16];
 
-    if constexpr (Keys::rope != ROPE_NEVER && !Keys::shares_p) {
-        load_q8(args, place, piece.req, row, q8);
-    }
     wait_for(sm.q_full, take_phase(at, PHASE_Q));
     int32_t block = piece.begin, accumulate = 0;
     for (;;) {
@@ -125,6 +122,7 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
             /* P1 V1_L of the previous pair, queued behind S0: it runs during the softmax. */
             bar_sync<BAR_P1_READY, CONSUMERS>();
             follow_references(o, rows, RIGHT);
+            drop_values<f16, Keys, LEFT>(piece, block - 1, all_see);
             wgmma_fence();
             pv_ss<f16>(o, sm.p[Keys::shares_p ? LEFT : RIGHT], v1, 1);
             wgmma_commit();
@@ -136,7 +134,7 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
         if (block + 2 >= piece.end) {
             release(sm.q_empty);
         }
-        hide_keys<Keys, LEFT>(args, piece, s, block, all_see, row);
+        hide_keys<f16, Keys, LEFT>(args, piece, s, block, all_see, row);
         rows.raised = 0;
         softmax_half<f16, 0>(s, o, p, scale, rows, LEFT);
         if (accumulate) {
@@ -177,7 +175,7 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
     }
     bar_sync<BAR_P1_READY, CONSUMERS>();
     follow_references(o, rows, RIGHT);
-    drop_values<Keys, LEFT>(piece, block - 1);
+    drop_values<f16, Keys, LEFT>(piece, block - 1, all_see);
     wgmma_fence();
     pv_ss<f16>(o, sm.p[Keys::shares_p ? LEFT : RIGHT], v1, 1);
     wgmma_commit();
@@ -190,19 +188,16 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
 template <bool f16, class Keys>
 __device__ __forceinline__ void
 attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece,
-             int32_t all_see, uint32_t &at, float (&o)[128], row_state &rows)
+             int32_t all_see, uint32_t &at, const uint32_t (&q8)[16], float (&o)[128],
+             row_state &rows)
 {
     mla_sm90_dense_smem &sm = shared();
-    const int32_t row = place.first_row + (int32_t)threadIdx.x % 128 / 32 * 16 +
-                        (int32_t)threadIdx.x % 32 / 4;
+    const int32_t row = tile_lane_row(place);
     const uint64_t v0 = v_major(sm.k[0][4]), v1 = v_major(sm.k[1][4]);
     const float scale = args.scale_log2;
     float s[32];
-    uint32_t q8[16], p[16];
+    uint32_t p[16];
 
-    if constexpr (Keys::rope != ROPE_NEVER && !Keys::shares_p) {
-        load_q8(args, place, piece.req, row, q8);
-    }
     const uint32_t q_parity = take_phase(at, PHASE_Q);
     if (piece.begin + 1 == piece.end) {
         release(sm.q_empty); /* no odd block: this side never reads Q from shared memory */
@@ -211,7 +206,7 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
     for (int32_t block = piece.begin + 1;; block += 2) {
         bar_sync<BAR_P0_READY, CONSUMERS>();
         follow_references(o, rows, LEFT);
-        drop_values<Keys, RIGHT>(piece, block - 1);
+        drop_values<f16, Keys, RIGHT>(piece, block - 1, all_see);
         wgmma_fence();
         pv_ss<f16>(o, sm.p[0], v0, accumulate);
         wgmma_commit();
@@ -244,7 +239,7 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
         if (block + 2 >= piece.end) {
             release(sm.q_empty);
         }
-        hide_keys<Keys, RIGHT>(args, piece, s, block, all_see, row);
+        hide_keys<f16, Keys, RIGHT>(args, piece, s, block, all_see, row);
         rows.raised = 0;
         softmax_half<f16, 0>(s, o, p, scale, rows, RIGHT);
         softmax_half<f16, 1>(s, o, p, scale, rows, RIGHT);
@@ -272,32 +267,57 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
     release(sm.k_empty[0][1]);
 }
 
+/* The next piece that has keys; those without are stored. False at the end of the part. */
+template <class Keys, int side, class Args>
+__device__ __forceinline__ bool next_keys(const Args &any, const cta_place &place,
+                                          mla_part_walk &walk, mla_piece &piece)
+{
+    while (walk_next(any, walk, piece)) {
+        if (piece.begin < piece.end) {
+            return true;
+        }
+        store_empty_piece<side>(rows_of(any), place, piece);
+        if constexpr (Keys::maxima) {
+            store_no_tops(any, place, piece, side);
+        }
+    }
+    return false;
+}
+
 /* One consumer warpgroup's way through its part. `Args` is that of the dense or the sparse kernel. */
 template <bool f16, class Keys, int side, class Args>
 __device__ __forceinline__ void consume(const Args &any, const cta_place &place)
 {
     const mla_sm90_dense_args &args = rows_of(any);
+    uint32_t q8[16];
+    int32_t q8_req = first_req(args, place.part);
+    if constexpr (!Keys::gathered) {
+        /* Before the request's length is known, and before K's copies fill the memory's queues. */
+        load_q8(args, place, q8_req, tile_lane_row(place), q8);
+    }
     mla_part_walk walk = walk_begin(any, place.part, place.first_row);
     const int32_t first_token = row_token(args, place.first_row);
     uint32_t at = 0;
     mla_piece piece;
-    while (walk_next(any, walk, piece)) {
-        if (piece.begin >= piece.end) {
-            store_empty_piece<side>(args, place, piece);
-            if constexpr (Keys::maxima) {
-                store_no_tops(any, place, piece, side);
+    while (next_keys<Keys, side>(any, place, walk, piece)) {
+        if constexpr (Keys::rope != ROPE_NEVER && !Keys::shares_p) {
+            if constexpr (Keys::gathered) {
+                load_q8(args, place, piece.req, tile_lane_row(place), q8);
+            } else if (piece.req != q8_req) {
+                load_q8(args, place, piece.req, tile_lane_row(place), q8);
+                q8_req = piece.req;
             }
-            continue;
         }
         float o[128];
         row_state rows = first_state(args, place);
         const int32_t all_see = token_limit(args, piece.tokens, first_token);
         if constexpr (side == LEFT) {
-            attend_left<f16, Keys>(args, place, piece, all_see, at, o, rows);
+            attend_left<f16, Keys>(args, place, piece, all_see, at, q8, o, rows);
         } else {
-            attend_right<f16, Keys>(args, place, piece, all_see, at, o, rows);
+            attend_right<f16, Keys>(args, place, piece, all_see, at, q8, o, rows);
         }
         if constexpr (Keys::maxima) {
+            piece.split = false; /* those whose maxima are wanted are not cut */
             leave_tops(any, rows, side);
         }
         join_row_sums(rows, side);
@@ -308,7 +328,8 @@ __device__ __forceinline__ void consume(const Args &any, const cta_place &place)
     }
 }
 
-template <class Keys> __device__ __forceinline__ void init_barriers()
+/* One thread initialises the mbarriers; a barrier of the CTA is to publish it. */
+template <class Keys> __device__ __forceinline__ void set_up_barriers()
 {
     mla_sm90_dense_smem &sm = shared();
     if (threadIdx.x == 0) {
@@ -323,6 +344,11 @@ template <class Keys> __device__ __forceinline__ void init_barriers()
         mbarrier_init(smem_addr(&sm.q_empty), 8);
         fence_mbarrier_init();
     }
+}
+
+template <class Keys> __device__ __forceinline__ void init_barriers()
+{
+    set_up_barriers<Keys>();
     __syncthreads();
 }
 

@@ -4,49 +4,119 @@
 
 #include "dense_softmax.cuh"
 
-/* Where a piece's result goes: to the outputs, or to a partial when other parts hold the rest. */
-__device__ __forceinline__ int64_t partial_number(const mla_sm90_dense_args &args,
-                                                  const cta_place &place, const mla_piece &piece)
+/* Where the piece of a split request goes. */
+__device__ __forceinline__ mla_sm90_partial &
+partial_of(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece)
 {
     const int64_t partial = (int64_t)place.part_idx * 2 + piece.partial;
-    return (partial * args.h_kv + place.kv_head) * args.row_tiles +
-           place.first_row / MLA_SM90_TILE_ROWS;
+    return args.partials[(partial * args.h_kv + place.kv_head) * args.row_tiles +
+                         place.first_row / MLA_SM90_TILE_ROWS];
 }
 
 __device__ __forceinline__ void store_lse(const mla_sm90_dense_args &args, const cta_place &place,
                                           const mla_piece &piece, int32_t row, float ref, float sum)
 {
-    const float lse_log2 = ref + log2f(sum);
-    if (piece.split) {
-        args.partial_lse[partial_number(args, place, piece) * MLA_SM90_TILE_ROWS + row] = lse_log2;
-        return;
-    }
     const mla_tile_row at = tile_row(args, place.first_row + row);
-    if (at.exists && args.lse != nullptr) {
+    if (at.exists) {
         args.lse[row_offset(args, args.lse_stride, piece.req, place.kv_head, at)] =
-            sum == 0 ? args.lse_empty : lse_log2 * 0.69314718055994531f;
+            sum == 0 ? args.lse_empty : (ref + log2f(sum)) * 0.69314718055994531f;
     }
 }
 
-/* Stores `n` accumulators, of columns first_column on, times a factor for each of a lane's rows. */
+/* The lse of a lane's two rows, where they go to the output; partials keep them with the values. */
+__device__ __forceinline__ void store_lses(const mla_sm90_dense_args &args, const cta_place &place,
+                                           const mla_piece &piece, int32_t row,
+                                           const row_state &rows)
+{
+    if (!piece.split && args.lse != nullptr && threadIdx.x % 4 == 0) {
+        store_lse(args, place, piece, row, rows.ref0, rows.sum0);
+        store_lse(args, place, piece, row + 8, rows.ref1, rows.sum1);
+    }
+}
+
+/* Largest of a lane's values in each of its two rows; infinities and NaN do not count. */
+template <int n>
+__device__ __forceinline__ void largest_values(const float *o, float &top0, float &top1)
+{
+    top0 = 0;
+    top1 = 0;
+#pragma unroll
+    for (int32_t i = 0; i < n; i += 4) {
+        top0 = fmaxf(top0, fmaxf(fabsf(o[i]), fabsf(o[i + 1])));
+        top1 = fmaxf(top1, fmaxf(fabsf(o[i + 2]), fabsf(o[i + 3])));
+    }
+    if (__any_sync(0xffffffffu, fmaxf(top0, top1) == INFINITY)) {
+        top0 = 0;
+        top1 = 0;
+#pragma unroll
+        for (int32_t i = 0; i < n; ++i) {
+            const float value = fabsf(o[i]) < INFINITY ? fabsf(o[i]) : 0;
+            top0 = i % 4 < 2 ? fmaxf(top0, value) : top0;
+            top1 = i % 4 < 2 ? top1 : fmaxf(top1, value);
+        }
+    }
+}
+
+/* The least k >= 0 with top / 2^k < 2^15. */
+__device__ __forceinline__ int32_t shift_to_f16(float top)
+{
+    const int32_t exponent = (int32_t)(__float_as_uint(top) >> 23 & 255) - 127;
+    return exponent < 128 ? max(exponent - 14, 0) : 0;
+}
+
+__device__ __forceinline__ float power_of_2(int32_t exponent)
+{
+    return __uint_as_float((uint32_t)(127 + exponent) << 23);
+}
+
+/* Stores `n` accumulators, times a factor for each of a lane's rows, as part of a partial. */
+template <int n>
+__device__ __forceinline__ void store_partial(const mla_sm90_dense_args &args,
+                                              const cta_place &place, const mla_piece &piece,
+                                              const float *o, int32_t row, int32_t first_column,
+                                              const row_state &rows, float factor0, float factor1)
+{
+    mla_sm90_partial &partial = partial_of(args, place, piece);
+    float top0, top1;
+    largest_values<n>(o, top0, top1);
+    const int32_t shift0 = shift_to_f16(quad_max(top0) * factor0);
+    const int32_t shift1 = shift_to_f16(quad_max(top1) * factor1);
+    factor0 *= power_of_2(-shift0);
+    factor1 *= power_of_2(-shift1);
+    uint4 *to = (uint4 *)partial.values[row / 16][first_column / 16] + threadIdx.x % 32;
+#pragma unroll
+    for (int32_t i = 0; i < n / 8; ++i) {
+        const float *x = o + 8 * i;
+        to[i * 32] = make_uint4(
+            pack_f16(x[0] * factor0, x[1] * factor0), pack_f16(x[2] * factor1, x[3] * factor1),
+            pack_f16(x[4] * factor0, x[5] * factor0), pack_f16(x[6] * factor1, x[7] * factor1));
+    }
+    if (threadIdx.x % 4 == 0) {
+        const mla_sm90_partial::mla_sm90_partial_row row0 = {rows.ref0 + log2f(rows.sum0),
+                                                             power_of_2(shift0)};
+        const mla_sm90_partial::mla_sm90_partial_row row1 = {rows.ref1 + log2f(rows.sum1),
+                                                             power_of_2(shift1)};
+#pragma unroll
+        for (int32_t i = 0; i < n / 32; ++i) {
+            partial.rows[first_column / MLA_SM90_TILE_COLS + i][row] = row0;
+            partial.rows[first_column / MLA_SM90_TILE_COLS + i][row + 8] = row1;
+        }
+    }
+}
+
+/* Stores `n` accumulators, of columns first_column on, times a factor for each of a lane's rows:
+ * to the outputs, or to a partial when other parts hold the rest of the request. */
 template <bool f16, int n>
 __device__ __forceinline__ void
 store_columns_of(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece,
-                 const float *o, int32_t row, int32_t first_column, float factor0, float factor1)
+                 const float *o, int32_t row, int32_t first_column, const row_state &rows,
+                 float factor0, float factor1)
 {
     const mla_tile_row at0 = tile_row(args, place.first_row + row);
     const mla_tile_row at1 = tile_row(args, place.first_row + row + 8);
     if (piece.split) {
         if (__any_sync(0xffffffffu, at0.exists || at1.exists)) {
-            float4 *to =
-                (float4 *)args.partial_out +
-                ((partial_number(args, place, piece) * 4 + row / 16) * 64 + first_column / 8) * 32 +
-                (int32_t)threadIdx.x % 32;
-#pragma unroll
-            for (int32_t i = 0; i < n / 4; ++i) {
-                to[i * 32] = make_float4(o[4 * i] * factor0, o[4 * i + 1] * factor0,
-                                         o[4 * i + 2] * factor1, o[4 * i + 3] * factor1);
-            }
+            store_partial<n>(args, place, piece, o, row, first_column, rows, factor0, factor1);
         }
         return;
     }
@@ -96,11 +166,10 @@ __device__ __forceinline__ void store_piece(const mla_sm90_dense_args &args, cta
     int32_t thread = (int32_t)threadIdx.x % WARPGROUP;
     forget_origin(place, thread);
     const int32_t row = thread / 32 * 16 + thread % 32 / 4;
-    if (side == LEFT && thread % 4 == 0) {
-        store_lse(args, place, piece, row, rows.ref0, rows.sum0);
-        store_lse(args, place, piece, row + 8, rows.ref1, rows.sum1);
+    if (side == LEFT) {
+        store_lses(args, place, piece, row, rows);
     }
-    store_columns_of<f16, 128>(args, place, piece, o, row, side * 256,
+    store_columns_of<f16, 128>(args, place, piece, o, row, side * 256, rows,
                                row_factor(args, place, piece, row, rows.ref0, rows.sum0),
                                row_factor(args, place, piece, row + 8, rows.ref1, rows.sum1));
 }
@@ -116,11 +185,16 @@ __device__ __forceinline__ void store_empty_piece(const mla_sm90_dense_args &arg
     if (place.column_part > 0) {
         return;
     }
-    if (side == LEFT && thread < MLA_SM90_TILE_ROWS) {
-        store_lse(args, place, piece, thread, -INFINITY, 0);
-    }
     if (piece.split) {
+        auto *rows = &partial_of(args, place, piece).rows[0][0];
+        const int32_t count = MLA_SM90_TILE_ROWS * MLA_SM90_D_V / MLA_SM90_TILE_COLS;
+        for (int32_t i = thread; side == LEFT && i < count; i += WARPGROUP) {
+            rows[i] = {-INFINITY, 1};
+        }
         return;
+    }
+    if (side == LEFT && thread < MLA_SM90_TILE_ROWS && args.lse != nullptr) {
+        store_lse(args, place, piece, thread, -INFINITY, 0);
     }
     for (int32_t i = thread; i < MLA_SM90_TILE_ROWS * 32; i += WARPGROUP) {
         const mla_tile_row at = tile_row(args, place.first_row + i / 32);

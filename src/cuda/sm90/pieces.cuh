@@ -43,7 +43,20 @@ __device__ __forceinline__ const mla_sm90_dense_args &rows_of(const mla_sm90_den
 
 __device__ __forceinline__ int32_t load_tokens(const mla_sm90_dense_args &args, int32_t req)
 {
-    return req < args.batch ? min(max(args.seqlens[req], 0), args.max_tokens) : 0;
+    return req < args.batch ? args.seqlens[req] : 0;
+}
+
+/* What may be done with a length only once it is needed: it waits for the load. */
+__device__ __forceinline__ int32_t clamp_tokens(const mla_sm90_dense_args &args, int32_t tokens)
+{
+    return min(max(tokens, 0), args.max_tokens);
+}
+
+/* The request of a part's first piece; foreign bytes lead to the batch's end at most. */
+__device__ __forceinline__ int32_t first_req(const mla_sm90_dense_args &args,
+                                             const mla_plan_part &part)
+{
+    return (int32_t)min(max(part.begin_req, (int64_t)0), (int64_t)args.batch);
 }
 
 __device__ __forceinline__ int32_t seen_tokens(const mla_sm90_dense_args &args, int32_t tokens,
@@ -65,7 +78,7 @@ __device__ __forceinline__ mla_part_walk walk_begin(const Args &any, const mla_p
 {
     const mla_sm90_dense_args &args = rows_of(any);
     mla_part_walk walk;
-    walk.begin_req = (int32_t)min(max(part.begin_req, (int64_t)0), (int64_t)args.batch);
+    walk.begin_req = first_req(args, part);
     walk.end_req = (int32_t)min(part.end_req, (int64_t)args.batch);
     walk.begin_block = max(part.begin_block, 0);
     walk.end_block = walk.end_req < args.batch ? part.end_block : 0;
@@ -86,7 +99,8 @@ __device__ __forceinline__ bool walk_next(const Args &any, mla_part_walk &walk, 
         return false;
     }
     piece.req = walk.begin_req;
-    piece.tokens = asks_ahead<Args>::value ? walk.next_tokens : load_tokens(any, piece.req);
+    piece.tokens = clamp_tokens(any, asks_ahead<Args>::value ? walk.next_tokens
+                                                             : load_tokens(any, piece.req));
     const int32_t blocks = ceil_div(piece.tokens, MLA_BLOCK_TOKENS);
     const int32_t seen = ceil_div(seen_tokens(any, piece.tokens, walk.last_token),
                                   MLA_BLOCK_TOKENS);

@@ -12,10 +12,15 @@ struct mla_tile_row {
     bool exists;
 };
 
+/* a / b of numbers that are not negative, by the inverse of b (see mla_sm90_dense_args). */
+__device__ __forceinline__ int32_t divide(int32_t a, uint64_t inverse)
+{
+    return inverse == 0 ? a : (int32_t)__umul64hi((uint64_t)a, inverse);
+}
+
 __device__ __forceinline__ int32_t row_token(const mla_sm90_dense_args &args, int32_t row)
 {
-    const uint64_t inverse = args.group_pad_inverse;
-    return inverse == 0 ? row : (int32_t)__umul64hi((uint64_t)row, inverse);
+    return divide(row, args.group_pad_inverse);
 }
 
 __device__ __forceinline__ mla_tile_row tile_row(const mla_sm90_dense_args &args, int32_t row)
@@ -32,7 +37,7 @@ __device__ __forceinline__ int64_t row_offset(const mla_sm90_dense_args &args,
                                               const int64_t *stride, int32_t req, int32_t kv_head,
                                               mla_tile_row at)
 {
-    const int32_t entry = args.req_tokens == 1 ? req : req / args.req_tokens;
+    const int32_t entry = divide(req, args.req_tokens_inverse);
     const int32_t token = at.token + req - entry * args.req_tokens;
     return entry * stride[0] + token * stride[1] +
            ((int64_t)kv_head * args.group + at.head) * stride[2];

@@ -25,10 +25,8 @@ __device__ __forceinline__ void leave_tops(const mla_sm90_sparse_args &args, row
     const int32_t row = (int32_t)threadIdx.x % 128 / 32 * 16 + (int32_t)threadIdx.x % 32 / 4;
 #pragma unroll
     for (int32_t lanes = 1; lanes <= 2; lanes *= 2) {
-        rows.top0 = better_top(scale, rows.top0,
-                               __shfl_xor_sync(0xffffffffu, rows.top0, lanes));
-        rows.top1 = better_top(scale, rows.top1,
-                               __shfl_xor_sync(0xffffffffu, rows.top1, lanes));
+        rows.top0 = better_top(scale, rows.top0, __shfl_xor_sync(0xffffffffu, rows.top0, lanes));
+        rows.top1 = better_top(scale, rows.top1, __shfl_xor_sync(0xffffffffu, rows.top1, lanes));
     }
     if (side == RIGHT && threadIdx.x % 4 == 0) {
         sm.row_top[row] = rows.top0;

@@ -38,6 +38,11 @@ template <> struct asks_ahead<mla_sm90_sparse_args> {
     static constexpr bool value = false;
 };
 
+__device__ __forceinline__ int32_t clamp_tokens(const mla_sm90_sparse_args &, int32_t tokens)
+{
+    return tokens; /* load_tokens() has done it */
+}
+
 /* Where a producer warp is among the blocks of a part. It lies in shared memory: registers are
  * short, and it is needed once a block. */
 struct block_cursor {

@@ -161,7 +161,7 @@ int check_sparse(const char *filter)
         for (int32_t n = 0; n < check_case_count(item); n++) {
             char name[NAME_SIZE];
             batch_spec spec;
-            if (item->cpu_only || item->spec.op == MLA_OP_DENSE_DECODE ||
+            if (item->spec.op == MLA_OP_DENSE_DECODE || item->cpu_only ||
                 !check_case_spec(item, n, &spec, name, sizeof name)) {
                 continue;
             }

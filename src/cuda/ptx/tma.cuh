@@ -65,6 +65,12 @@ __device__ __forceinline__ uint4 load_16(const void *global)
     return x;
 }
 
+/* A thread: L2 fetches the line of this address. */
+__device__ __forceinline__ void prefetch_l2(const void *global)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");
+}
+
 /* Each writing thread: orders its shared-memory stores before later accesses of tensor cores and
  * copy engine that a barrier makes follow. */
 __device__ __forceinline__ void fence_proxy_async()

@@ -1,7 +1,8 @@
 /*
  * Producer of FP8 rows: four warps turn 16 rows each of every block into bf16 tiles. Four lanes take
  * the 64 values of a row in a tile, 16 bytes each, so a warp takes eight rows at a time. A group of
- * loads is on its way while the group before is converted.
+ * loads is on its way while the group before is converted, and a block ahead of that L2 is told what
+ * to fetch.
  */
 #ifndef MLA_CUDA_SPARSE_FP8_CUH
 #define MLA_CUDA_SPARSE_FP8_CUH
@@ -17,6 +18,7 @@ enum { CHUNKS = 8, GROUP = 4 };
 struct rows_656 {
     static constexpr rope_tile rope = ROPE_ALWAYS;
     static constexpr int rope_at = MLA_FP8_656_ROPE_AT, rope_in = 8;
+    static constexpr int data_bytes = MLA_FP8_656_BYTES;
     /* Of the 256 values of half a row. */
     struct scales {
         float2 of_group;
@@ -41,6 +43,7 @@ struct rows_656 {
 struct rows_584 {
     static constexpr rope_tile rope = ROPE_NEVER;
     static constexpr int rope_at = MLA_FP8_584_ROPE_AT, rope_in = 7;
+    static constexpr int data_bytes = MLA_FP8_584_DATA_BYTES;
     struct scales {
         uint32_t of_tile; /* a byte each */
     };
@@ -103,6 +106,11 @@ __device__ __forceinline__ warp_rows<Rows> find_rows(const mla_sm90_sparse_args 
     if (row.data != nullptr) {
         rows.data = row.data;
         rows.scales = Rows::load(row, half);
+        /* Its lines, every other one by each of the two lanes. */
+#pragma unroll
+        for (int32_t line = 0; line < (Rows::data_bytes + 127) / 128; line += 2) {
+            prefetch_l2(row.data + (line + half) * 128);
+        }
     }
     rows.seen = __ballot_sync(0xffffffffu, row.data != nullptr) & 0xffff;
     return rows;

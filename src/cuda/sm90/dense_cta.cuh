@@ -19,7 +19,7 @@ enum {
     BAR_QK1_ISSUED = 2, /* right -> left: S1's products are queued, and P0 was read */
     BAR_P1_READY = 3,   /* right -> left: P1, factors and reference of the right are in place */
     BAR_ROW_SUMS = 4,   /* both: row sums are in place */
-    BAR_LEFT = 5,       /* within the left warpgroup: V's unused rows are zero */
+    BAR_LEFT = 5,       /* within the left: V's unused rows are zero, or the right's P was read */
     BAR_RIGHT = 6,
     BAR_INIT = 7, /* thread 0 -> all: the mbarriers are initialised */
 };

@@ -40,22 +40,21 @@ __device__ __forceinline__ uint32_t take_phase(uint32_t &phases, uint32_t which)
     return parity;
 }
 
+/* The next tile of S, if the keys have it. */
 template <bool f16, class Keys, int tile>
 __device__ __forceinline__ void next_tile(const mla_sm90_dense_args &args, float (&s)[32],
                                           const uint32_t (&q8)[16], int buffer, uint32_t parity,
                                           bool first)
 {
-    constexpr bool maybe_last = tile == MLA_SM90_Q_TILES && Keys::rope != ROPE_ALWAYS;
-    if (maybe_last &&
-        (Keys::rope == ROPE_NEVER || args.d_qk <= MLA_SM90_Q_TILES * MLA_SM90_TILE_COLS)) {
-        return;
-    }
     constexpr int last_tile = Keys::rope == ROPE_ALWAYS ? 8 : 7;
-    if constexpr (Keys::gathered && Keys::rope == ROPE_ASKED && tile == MLA_SM90_Q_TILES) {
+    if constexpr (tile > last_tile) {
+        if (Keys::rope == ROPE_NEVER || args.d_qk <= MLA_SM90_Q_TILES * MLA_SM90_TILE_COLS) {
+            return;
+        }
         wait_for(shared().k_full[buffer][tile], parity);
         fence_proxy_async();
     }
-    if constexpr (!maybe_last || Keys::rope == ROPE_ASKED) {
+    if constexpr (tile <= last_tile || Keys::rope == ROPE_ASKED) {
         qk_tile<f16, tile, Keys::gathered, Keys::shares_p, last_tile>(s, q8, buffer, parity, first);
     }
 }

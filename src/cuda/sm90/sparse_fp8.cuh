@@ -1,8 +1,8 @@
 /*
  * Producer of FP8 rows: four warps turn 16 rows each of every block into bf16 tiles. Four lanes take
- * the 64 values of a row in a tile, 16 bytes each, so a warp takes eight rows at a time. The loads
- * run ahead of the conversion by DEPTH chunks of 16 bytes a lane, and a block ahead of that L2 is
- * told what to fetch.
+ * the 64 values of a row in a tile, 16 bytes each, so a warp takes eight rows at a time. A group of
+ * loads is on its way while the group before is converted, and a block ahead of that L2 is told what
+ * to fetch.
  */
 #ifndef MLA_CUDA_SPARSE_FP8_CUH
 #define MLA_CUDA_SPARSE_FP8_CUH
@@ -10,7 +10,8 @@
 #include "formats.h"
 #include "sparse_attend.cuh"
 
-/* Chunks of a lane: half a buffer has 8, of four tiles and two groups of eight rows. */
+/* Chunks of 16 bytes of a lane: half a buffer has 8, of four tiles and two times eight rows. A group
+ * of them is loaded at once. */
 enum { CHUNKS = 8, GROUP = 4 };
 
 /* DeepSeek V3.2: 512 values, four float32 scales, and RoPE values in a tile of their own. */
@@ -26,7 +27,10 @@ struct rows_656 {
     {
         return {__ldg((const float2 *)(row.data + MLA_FP8_656_SCALES_AT) + half)};
     }
-    static __device__ __forceinline__ scales none() { return {make_float2(0, 0)}; }
+    static __device__ __forceinline__ scales none()
+    {
+        return {make_float2(0, 0)};
+    }
     /* That of tile `tile` of the half, from the lane that knows it. */
     static __device__ __forceinline__ float of_tile(const scales &x, int32_t tile, int32_t lane)
     {
@@ -49,7 +53,10 @@ struct rows_584 {
         return {__ldg((const uint32_t *)(of_page + (int64_t)row.token * MLA_FP8_584_SCALE_BYTES) +
                       half)};
     }
-    static __device__ __forceinline__ scales none() { return {0}; }
+    static __device__ __forceinline__ scales none()
+    {
+        return {0};
+    }
     static __device__ __forceinline__ float of_tile(const scales &x, int32_t tile, int32_t lane)
     {
         const uint32_t byte = __shfl_sync(0xffffffffu, x.of_tile, lane) >> 8 * tile & 0xff;
@@ -135,7 +142,7 @@ __device__ __forceinline__ void copy_rope(const lane_rows &rows, int32_t buffer,
 {
     mla_sm90_dense_smem &sm = shared();
     const uint32_t tile = smem_addr(sm.k[buffer][Rows::rope_in]);
-    /* From chunk l and l + 4 of a row to where chunk 2l and 2l + 1 would go: those swizzled. */
+    /* Lane l of a row has chunks l and l + 4, not the two neighbours that `to` is made for. */
     const int32_t lane = (int32_t)threadIdx.x % 32, row = to & ~127;
     const int32_t chunk = (lane % 4 ^ lane / 4) * 16;
 #pragma unroll
@@ -148,15 +155,14 @@ __device__ __forceinline__ void copy_rope(const lane_rows &rows, int32_t buffer,
 }
 
 /*
- * Converts the four tiles of half a buffer. `raw` holds the first chunks; as each is used up, the
- * chunk that follows DEPTH later takes its place: of the same half, then of half `next_half` of the
- * rows at `next_data`, which `rows` become.
+ * Converts the four tiles of half a buffer, whose first group of chunks is in raw[0]. Ends with the
+ * first group of half `next_half` of the rows at `next_data` there, which `rows` become. A tile that
+ * holds RoPE values is not converted.
  */
 template <class Rows>
-__device__ __forceinline__ void convert_half(uint4 (&raw)[2][GROUP], const warp_rows<Rows> &known,
-                                             lane_rows &rows, int32_t buffer, int32_t half,
-                                             const uint8_t *next_data, int32_t next_half,
-                                             uint32_t to)
+__device__ __forceinline__ void
+convert_half(uint4 (&raw)[2][GROUP], const warp_rows<Rows> &known, lane_rows &rows, int32_t buffer,
+             int32_t half, const uint8_t *next_data, int32_t next_half, uint32_t to)
 {
     mla_sm90_dense_smem &sm = shared();
     const uint32_t tiles = smem_addr(sm.k[buffer][half * 4]) + to, tiles_next = tiles ^ 16;
@@ -180,11 +186,11 @@ __device__ __forceinline__ void convert_half(uint4 (&raw)[2][GROUP], const warp_
                 break;
             }
             const int32_t place = tile * MLA_SM90_TILE_BYTES + c % 2 * 1024;
-            convert_16(raw[group % 2][i],
-                       Rows::of_tile(known.scales, tile, first_lane + c % 2 * 8), tiles + place,
-                       tiles_next + place);
+            convert_16(raw[group % 2][i], Rows::of_tile(known.scales, tile, first_lane + c % 2 * 8),
+                       tiles + place, tiles_next + place);
             if (c % 2 == 1) {
-                /* No fence of the proxy here: it would wait for the loads under way. */
+                /* The readers order these stores before the tensor cores' reads: a fence here would
+                 * wait for the loads under way. */
                 __syncwarp();
                 if (threadIdx.x % 32 == 0) {
                     mbarrier_arrive(full + tile * 8);
@@ -217,7 +223,7 @@ __device__ __forceinline__ void convert_rows(const mla_sm90_sparse_args &args,
     next_block(args, place.kv_head);
     listed_key key = load_key();
     while (more) {
-        /* The next block: its rows on their way to L2, its list's successor to a register. */
+        /* The next block's rows, and the entries of the one after on their way to registers. */
         more = my_cursor().more;
         const int32_t next_buffer = more ? block_buffer() : 0;
         const warp_rows<Rows> next_rows = find_rows<Rows>(args, key, place.kv_head);
@@ -236,8 +242,9 @@ __device__ __forceinline__ void convert_rows(const mla_sm90_sparse_args &args,
                     ((uint16_t *)&sm.seen[buffer])[warp] = (uint16_t)rows.seen;
                 }
             }
-            convert_half<Rows>(raw, rows, current, buffer, half, i == 0 ? rows.data : next_rows.data,
-                               i == 0 ? 1 - half : next_buffer, to);
+            convert_half<Rows>(raw, rows, current, buffer, half,
+                               i == 0 ? rows.data : next_rows.data, i == 0 ? 1 - half : next_buffer,
+                               to);
         }
         rows = next_rows;
         buffer = next_buffer;

@@ -90,7 +90,10 @@ template <bool wants_maxima> struct gathered_keys {
     static_assert(2 * consumer_regs + producer_regs <= 3 * 168, "setmaxnreg would never return");
 
     /* One of each thread, and of each warp in the tile with which it publishes what there is. */
-    static __device__ constexpr uint32_t arrivals(int32_t tile) { return tile == 4 ? 128 + 4 : 128; }
+    static __device__ constexpr uint32_t arrivals(int32_t tile)
+    {
+        return tile == 4 ? 128 + 4 : 128;
+    }
 
     static __device__ __forceinline__ void produce(const mla_sm90_sparse_args &args,
                                                    const cta_place &place)

@@ -181,12 +181,12 @@ __device__ __forceinline__ listed_key load_key()
 /* What takes the place of a row that is missing: reading zeros spares every reader a condition. */
 __device__ const uint4 absent_row[72] = {};
 
-/* Where a key's row lies; null if there is no such row. Bytes of a page beside it: */
+/* Where a key's row lies. */
 struct key_row {
     const uint8_t *page;
     int32_t token; /* in the page */
     int32_t page_size;
-    const uint8_t *data;
+    const uint8_t *data; /* null: there is no such row */
 };
 
 __device__ __forceinline__ key_row find_row(const mla_sm90_sparse_args &args, const listed_key &key,

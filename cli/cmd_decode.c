@@ -81,6 +81,9 @@ static error_t parse_decode(int key, char *arg, struct argp_state *state)
             argp_error(state, "say what to read and what to write: mla decode IN.safetensors -o "
                               "OUT.safetensors");
         }
+        if (st_same_file(args->in, args->out)) {
+            argp_error(state, "%s is the input; name another output", args->out);
+        }
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;

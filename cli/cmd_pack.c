@@ -51,6 +51,9 @@ static error_t parse_pack(int key, char *arg, struct argp_state *state)
                        "OUT.safetensors",
                        args->unpack ? "unpack" : "pack");
         }
+        if (st_same_file(args->in, args->out)) {
+            argp_error(state, "%s is the input; name another output", args->out);
+        }
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;

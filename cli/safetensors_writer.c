@@ -111,10 +111,12 @@ static bool replace_file(const char *path, const st_tensor *tensors, int32_t num
 bool st_write(const char *path, const st_tensor *tensors, int32_t num_tensors, char *error,
               size_t error_size)
 {
-    /* Renaming would put a file in the place of a link, a pipe or a device. */
+    /* Renaming would put a file in the place of a link, a pipe or a device; also of a link that leads
+     * nowhere, or to a pipe without a name, of which realpath() knows no more than of a new file. */
     char *target = realpath(path, NULL);
     struct stat info;
-    bool ok = target == NULL || (stat(target, &info) == 0 && S_ISREG(info.st_mode));
+    bool ok = target != NULL ? stat(target, &info) == 0 && S_ISREG(info.st_mode)
+                             : lstat(path, &info) != 0;
     if (!ok) {
         snprintf(error, error_size, "not a regular file");
     } else {
@@ -122,4 +124,11 @@ bool st_write(const char *path, const st_tensor *tensors, int32_t num_tensors, c
     }
     free(target);
     return ok;
+}
+
+bool st_same_file(const char *a, const char *b)
+{
+    struct stat of_a, of_b;
+    return stat(a, &of_a) == 0 && stat(b, &of_b) == 0 && of_a.st_dev == of_b.st_dev &&
+           of_a.st_ino == of_b.st_ino;
 }

@@ -12,4 +12,7 @@
 bool st_write(const char *path, const st_tensor *tensors, int32_t num_tensors, char *error,
               size_t error_size);
 
+/* Whether two names are those of one file that is there. */
+bool st_same_file(const char *a, const char *b);
+
 #endif

@@ -274,13 +274,14 @@ typedef struct mla_problem {
     int64_t s_q;
     /* Query heads, >= 1. */
     int64_t h_q;
-    /* KV heads; divides h_q. 1 with FP8 rows. */
+    /* KV heads; divides h_q, at most 2^20. 1 with FP8 rows. */
     int64_t h_kv;
     /* Values of a key: 576 or 512. */
     int64_t d_qk;
     /* Values of a value row, the first ones of the key: 512. */
     int64_t d_v;
-    /* Tokens of a page, >= 1. The CPU takes any, powers of two or not. */
+    /* Tokens of a page, >= 1, a power of two or not. CUDA's dense decode takes 8, 16, 32 and
+     * multiples of 64, everything else takes any. */
     int64_t page_size;
     /* Sparse: indices of each query token, >= 1. Dense: 0. */
     int64_t topk;
@@ -417,9 +418,10 @@ typedef struct mla_pool {
     /* May be NULL when num_pages is 0. */
     const void *data;
     int64_t num_pages;
-    /* Page, token, head. With FP8 rows in bytes: the head stride is ignored; the token stride
-     * is 0 (contiguous) or, with 656-byte rows, at least 656; a page stride of 0 is the
-     * contiguous one. */
+    /* Page, token, head. Native rows: all three or none; a head stride of 0 beside others means
+     * heads that share their rows. FP8 rows, in bytes: the head stride is ignored; the token
+     * stride is 0 (contiguous) or, with 656-byte rows, at least 656; a page stride of 0 is the
+     * contiguous one. mla_page_bytes() gives the bytes of a page. */
     int64_t stride[3];
 } mla_pool;
 

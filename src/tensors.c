@@ -72,7 +72,15 @@ static mla_status resolve_pool_strides(mla_kv_format kv_format, int64_t *stride,
 {
     if (kv_format == MLA_KV_NATIVE) {
         const int64_t dims[3] = {num_pages > 0 ? num_pages : 1, page_size, h_kv};
+        const bool given = stride[0] != 0 || stride[1] != 0 || stride[2] != 0;
         mla_status status = resolve_strides(stride, dims, 3, d_qk, false, name);
+        for (int i = 0; i < 2 && given && status == MLA_OK; i++) {
+            if (dims[i] > 1 && stride[i] == 0) {
+                return mla_fail(MLA_ERR_INVALID_ARGUMENT,
+                                "%s[%d] = 0: would make all %s one; set all strides or none", name,
+                                i, i == 0 ? "pages" : "tokens of a page");
+            }
+        }
         for (int i = 0; i < 3 && status == MLA_OK; i++) {
             stride[i] *= 2;
         }

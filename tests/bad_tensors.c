@@ -44,6 +44,7 @@ static const spoiled_field DENSE_TENSORS[] = {
     {TENSORS(block_table_stride), INT64_MAX, INVALID, "block_table_stride"},
     {TENSORS(kv.num_pages), 1, INVALID, "block_table["},
     {TENSORS(kv.stride[2]), -1, INVALID, "kv.stride[2] = -1"},
+    {TENSORS(kv.stride[0]), 64 * 576, INVALID, "kv.stride[1] = 0"},
     {TENSORS_EXTRA(indices)},
     {TENSORS_EXTRA(topk_length)},
     {TENSORS_EXTRA(extra_kv.data)},

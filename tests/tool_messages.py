@@ -204,8 +204,15 @@ def wrong_use(tool):
     status, _, stderr = tool.run("decode", path, "-o", tool.path("link"))
     tool.check("output is a link", status == OK and os.path.islink(tool.path("link")) and
                "out" in read_file(tool.path("target")), stderr)
-    status, _, stderr = tool.run("decode", path, "-o", path)
-    tool.check("output is the input", status == OK and "out" in read_file(path), stderr)
+    os.symlink("nowhere", tool.path("dangling"))
+    status, _, stderr = tool.run("decode", path, "-o", tool.path("dangling"))
+    tool.check("output is a link to nothing", status == FAILED and "not a regular file" in stderr and
+               os.path.islink(tool.path("dangling")), stderr)
+    os.symlink("in.safetensors", tool.path("alias"))
+    for name in ("in.safetensors", "alias"):
+        status, _, stderr = tool.run("decode", path, "-o", tool.path(name))
+        tool.check("output is the input", status == BAD_INPUT and "is the input" in stderr and
+                   "q" in read_file(path), "status %d: %s" % (status, stderr))
     if os.path.exists("/dev/full"):
         for arguments in (["info"], ["--version"], ["plan", "--seqlens", "100,200"]):
             with open("/dev/full", "w", encoding="ascii") as full:

@@ -78,6 +78,21 @@ static void few_keys_among_holes(mla_ctx *ctx)
                &(case_options){.seed = 67, .pool_pages = 300, .q_std = 100, .kv_std = 100});
 }
 
+/* float32 does not tell logits of a hundred million apart, be there few keys or many, or parts. */
+static void logits_of_a_hundred_million(mla_ctx *ctx)
+{
+    for (int dtype = MLA_DTYPE_BF16; dtype <= MLA_DTYPE_F16; dtype++) {
+        for (int parts = 0; parts <= 5; parts += 5) {
+            mla_problem problem = dense_problem((mla_dtype)dtype, 4, 1, 17, 64);
+            problem.num_parts = parts;
+            case_options options = {.seed = 69, .seqlens = SEQLENS, .q_std = 1e4, .kv_std = 1e4};
+            check_case(ctx, &problem, &options);
+            problem.softmax_scale = -0.001;
+            check_case(ctx, &problem, &options);
+        }
+    }
+}
+
 /* Wide values under nearly even weights: every rounding of a weight counts a hundredfold. */
 static void wide_values_under_even_weights(mla_ctx *ctx)
 {
@@ -486,6 +501,7 @@ int main(void)
         ISA_SCENARIO(spreads_of_queries_and_keys),
         ISA_SCENARIO(few_keys_among_wide_inputs),
         ISA_SCENARIO(few_keys_among_holes),
+        ISA_SCENARIO(logits_of_a_hundred_million),
         ISA_SCENARIO(wide_values_under_even_weights),
         ISA_SCENARIO(spreads_of_fp8_rows),
         ISA_SCENARIO(logits_of_ten_thousand),

@@ -74,7 +74,9 @@ static double bound_keys(const mla_few_keys *few, const mla_cpu_kernel *kernel)
     }
     int64_t count = format == MLA_KV_NATIVE ? few->keys->d_qk : MLA_ROPE_DIM;
     uint16_t bits = kernel->largest(few->count, values, count);
-    double value = mla_elem_to_f32(few->keys->dtype, bits);
+    /* RoPE values of FP8 rows are bf16, whatever the queries are. */
+    mla_dtype dtype = format == MLA_KV_NATIVE ? few->keys->dtype : MLA_DTYPE_BF16;
+    double value = mla_elem_to_f32(dtype, bits);
     largest = value <= largest ? largest : value;
     return largest * sqrt((double)few->keys->d_qk);
 }
@@ -134,6 +136,9 @@ static double key_length(mla_few_keys *few, int32_t key)
 bool mla_row_is_coarse(mla_few_keys *few, const uint16_t *q, int64_t num_keys, mla_row_sums sums)
 {
     const mla_key_rows *keys = few->keys;
+    if (isfinite(sums.row_max) && fabs(sums.row_max * M_LOG2E) >= MLA_HUGE_SCORE) {
+        return true;
+    }
     if (few->count == 0 || !isfinite(sums.lse) ||
         !is_coarse(few, few->q_length, few->k_length, sums)) {
         return false;

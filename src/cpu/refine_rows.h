@@ -1,12 +1,14 @@
 /*
- * Rows of few keys whose logits cancel.
+ * Rows of few keys whose logits cancel, and rows of huge logits.
  *
  * A logit is a sum of products, and float32 leaves an error in it that is proportional to |q| |k|,
  * whatever the logit itself is. Among many keys some have large logits and lse is as large. Where a
  * row sees few, lse can be small beside |q| |k|, and its error larger than what the manual allows;
  * and so can that of the weights of keys that compete. Such rows are found here, after they have
  * been computed, so that the driver can leave them to the reference. For others it takes some
- * nanoseconds, and nothing where rows see more than MLA_FEW_KEYS keys.
+ * nanoseconds, and next to nothing where rows see more than MLA_FEW_KEYS keys.
+ *
+ * Where logits are huge, float32 does not tell which key is the largest, among however many.
  */
 #ifndef MLA_CPU_REFINE_ROWS_H
 #define MLA_CPU_REFINE_ROWS_H

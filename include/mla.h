@@ -71,7 +71,10 @@
  *
  * 10. Sums of products are float32 ones; the CPU takes double precision where rounding would show
  *     in a row's results. Beyond float32's range results may be infinite or NaN: where |q . k|, or
- *     256 times the sum of |V| over a row's keys, reaches 2^127.
+ *     256 times the sum of |V| over a row's keys, reaches 2^127. On CUDA softmax weights are
+ *     rounded to dtype before they meet V: an element of out may be off by 2^-8 (fp16 2^-11) of
+ *     the sum over its keys of weight * |V|, and hardly ever is by more than 2.5 times that share
+ *     of the root of the sum of squares.
  *
  * Formats of FP8 rows: mla_kv_format. Alignment: on the CPU that of the element; on CUDA 16 bytes
  * for base pointers and for strides of q, kv and out.

@@ -172,7 +172,10 @@ def run_bench(options, device: str) -> int:
     except ImportError:
         raise ImportError("bench compares with PyTorch: pip install torch") from None
     if options.plot:
-        import matplotlib  # noqa: F401  before the minutes of work, not after
+        try:
+            import matplotlib  # noqa: F401  before the minutes of work, not after
+        except ImportError:
+            raise ImportError("--plot draws with matplotlib: pip install matplotlib") from None
     shape = _Shape(options, device)
     info = libmla.device_info(device, options.index if device == "cuda" else 0)
     where = info.name

@@ -12,7 +12,7 @@ TOLERANCE_COSINE = 5e-6
 
 
 def _softmax_rows(q, keys, scale, num_visible):
-    """For each token and KV head with keys: token, rows of q, keys, logits less their maximum, it."""
+    """For each token and KV head with keys: token, heads, keys, exp(S - row maximum), row maximum."""
     s_q, h_q, _ = q.shape
     n, h_kv, _ = keys.shape
     group = h_q // h_kv
@@ -44,12 +44,11 @@ def attend(q, keys, scale, num_visible=None, sink=None):
     out = np.zeros((s_q, h_q, 512))
     lse = np.full((h_q, s_q), np.inf)
     row_max = np.full((h_q, s_q), -np.inf)
-    if len(keys):
-        for token, rows, k, weights, peak in _softmax_rows(q, keys, scale, num_visible):
-            total = weights.sum(1)
-            out[token, rows] = weights @ k[:, :512] / total[:, None]
-            lse[rows, token] = peak + np.log(total)
-            row_max[rows, token] = peak
+    for token, rows, k, weights, peak in _softmax_rows(q, keys, scale, num_visible):
+        total = weights.sum(1)
+        out[token, rows] = weights @ k[:, :512] / total[:, None]
+        lse[rows, token] = peak + np.log(total)
+        row_max[rows, token] = peak
     if sink is not None:
         out *= _sink_factor(sink, lse)
     return out, lse, row_max

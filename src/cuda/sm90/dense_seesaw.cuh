@@ -301,9 +301,7 @@ __device__ __forceinline__ void consume(const Args &any, const cta_place &place)
     mla_piece piece;
     while (next_keys<Keys, side>(any, place, walk, piece)) {
         if constexpr (Keys::rope != ROPE_NEVER && !Keys::shares_p) {
-            if constexpr (Keys::gathered) {
-                load_q8(args, place, piece.req, tile_lane_row(place), q8);
-            } else if (piece.req != q8_req) {
+            if (Keys::gathered || piece.req != q8_req) {
                 load_q8(args, place, piece.req, tile_lane_row(place), q8);
                 q8_req = piece.req;
             }

@@ -12,7 +12,7 @@ TOLERANCE_COSINE = 5e-6
 
 
 def _softmax_rows(q, keys, scale, num_visible):
-    """For each token and KV head with keys: token, heads, keys, exp(S - row maximum), row maximum."""
+    """For each token and KV head with keys: token, heads, keys, exp(S - row max), row max."""
     s_q, h_q, _ = q.shape
     n, h_kv, _ = keys.shape
     group = h_q // h_kv

@@ -6,6 +6,7 @@ than read attributes; describe() is for the checks that a new signature goes thr
 
 from __future__ import annotations
 
+import math
 import sys
 from ctypes import addressof, c_char
 from functools import partial
@@ -47,7 +48,9 @@ def _type_like(like, kind):
 
 
 def _element_strides(array) -> tuple:
-    """Strides of an array that counts them in bytes."""
+    """Strides of an array that counts them in bytes. Those of an empty array say nothing."""
+    if array.size == 0:
+        return tuple(math.prod(array.shape[i + 1 :]) for i in range(array.ndim))
     size = array.dtype.itemsize
     if any(stride % size for stride in array.strides):
         raise ValueError(f"strides {array.strides} in bytes are not multiples of the element size")
@@ -59,6 +62,7 @@ class NumpyArrays:
 
     name = "numpy"
     tracks_capture = False
+    tracks_grad = False
 
     @staticmethod
     def signature(array):
@@ -117,6 +121,7 @@ class CupyArrays:
 
     name = "cupy"
     tracks_capture = False
+    tracks_grad = False
 
     @staticmethod
     def signature(array):

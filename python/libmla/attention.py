@@ -90,13 +90,20 @@ def run_decode(launch, arrays: tuple, plan_at: int, workspace):
     (q, k_cache, block_table, cache_seqlens, indices, attn_sink, extra_k_cache, extra_indices,
      topk_length, extra_topk_length, out, lse) = arrays
     tensors, pointer = launch.tensors, launch.adaptor.pointer
+    if launch.tracks_grad and q.requires_grad:
+        launch.adaptor.warn_of_grad(q)
+    given_out = out
     if out is None:
         out = launch.new_out()
     if lse is None:
         lse = launch.new_lse()
+    if launch.is_empty:
+        return out, lse
     tensors.q = pointer(q)
     launch.kv.data = pointer(k_cache)
     tensors.out = pointer(out)
+    if given_out is not None and tensors.out == tensors.q:
+        raise ValueError("out: lies in the memory of q, which is still read while it is written")
     tensors.lse = pointer(lse)
     if indices is None:
         tensors.block_table = pointer(block_table)
@@ -199,6 +206,9 @@ def decode(
     if not is_native(q):
         arrays = adopt_all(arrays)
     if plan is not None:
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan: expected a Plan, as plan_decode() makes it, got "
+                            f"{type(plan).__name__}")
         batch_invariant, num_parts = plan.batch_invariant, plan.num_parts
     options = (D_V, as_scale(softmax_scale), causal, is_fp8_kvcache, batch_invariant,
                lse_empty_pos_inf, num_parts)
@@ -278,7 +288,11 @@ def run_prefill(arrays: tuple, options: tuple, workspace=None):
         launch = prepare_prefill(adaptor, *arrays, options)
         launch_table.keep(key, launch)
     q, kv, indices, attn_sink, topk_length = arrays
+    if launch.tracks_grad and q.requires_grad:
+        launch.adaptor.warn_of_grad(q)
     out, max_logits, lse = launch.new_out(), launch.new_lse(), launch.new_lse()
+    if launch.is_empty:
+        return out, max_logits, lse
     tensors, pointer = launch.tensors, adaptor.pointer
     tensors.q, launch.kv.data, tensors.indices = pointer(q), pointer(kv), pointer(indices)
     tensors.out, tensors.lse, tensors.max_logits = pointer(out), pointer(lse), pointer(max_logits)

@@ -13,6 +13,7 @@ from .launch import (
     cache_strides,
     check_one_framework,
     describe,
+    describe_strided,
     dtype_code,
     expect,
     lse_strides,
@@ -32,6 +33,9 @@ def fp8_cache(num_blocks: int, page_size: int, row_bytes: int, like):
     """
     if row_bytes not in _FP8_ROWS:
         raise ValueError(f"row_bytes = {row_bytes!r}: must be 656 or 584")
+    if num_blocks < 0 or page_size < 1:
+        raise ValueError(f"num_blocks = {num_blocks}, page_size = {page_size}: must be at least 0 "
+                         "and 1")
     like = adopt(like, "like")
     kv_format, d_qk = _FP8_ROWS[row_bytes]
     page_bytes = lib.mla_page_bytes(kv_format, abi.DTYPE_BF16, page_size, 1, d_qk)
@@ -135,11 +139,13 @@ def merge(outs, lses, *, out=None, lse=None, lse_empty_pos_inf: bool = False):
     for name, parts in (("outs", outs), ("lses", lses)):
         check_one_framework(adaptor, **{f"{name}[{i}]": part for i, part in enumerate(parts)})
     check_one_framework(adaptor, out=out, lse=lse)
-    first, first_lse = describe(adaptor, outs[0], "outs[0]"), adaptor.describe(lses[0])
+    first = describe(adaptor, outs[0], "outs[0]")
+    first_lse = describe_strided(adaptor, lses[0], "lses[0]")
     expect(first, "outs[0]", None, None, (None, None, None, D_V), "[b, s_q, h_q, 512]")
     b, s_q, h_q, _ = first.shape
     for i, (part, part_lse) in enumerate(zip(outs, lses)):
-        seen, seen_lse = describe(adaptor, part, f"outs[{i}]"), adaptor.describe(part_lse)
+        seen = describe(adaptor, part, f"outs[{i}]")
+        seen_lse = describe_strided(adaptor, part_lse, f"lses[{i}]")
         expect(seen, f"outs[{i}]", first.kind, first.device, first.shape, "shape of outs[0]")
         expect(seen_lse, f"lses[{i}]", F32, first.device, (b, h_q, s_q), "[b, h_q, s_q]")
         if seen.stride != first.stride or seen_lse.stride != first_lse.stride:
@@ -149,9 +155,11 @@ def merge(outs, lses, *, out=None, lse=None, lse_empty_pos_inf: bool = False):
         out = adaptor.maker(first.shape, first.kind, outs[0])()
     if lse is None:
         lse = adaptor.maker((b, h_q, s_q), F32, outs[0])()
-    seen, seen_lse = describe(adaptor, out, "out"), adaptor.describe(lse)
+    seen, seen_lse = describe(adaptor, out, "out"), describe_strided(adaptor, lse, "lse")
     expect(seen, "out", None, first.device, first.shape, "[b, s_q, h_q, 512]")
     expect(seen_lse, "lse", F32, first.device, (b, h_q, s_q), "[b, h_q, s_q]")
+    if 0 in (b, s_q):
+        return out, lse
     pointers = ctypes.c_void_p * len(outs)
     args = abi.MergeArgs(
         num_parts=len(outs), batch=b, s_q=s_q, h_q=h_q, d_v=D_V, part_dtype=code,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
+import warnings
 from dataclasses import dataclass
 
 from . import abi
@@ -65,6 +67,35 @@ class Context:
 
 _contexts: dict[tuple, Context] = {}
 _lock = threading.Lock()
+_CPU = ("cpu", 0)
+_lost_threads = False
+
+
+def _after_fork_in_child() -> None:
+    """The threads of the parent's contexts did not come along, and OpenMP would wait for them."""
+    global _lock, _lost_threads
+    _lock = threading.Lock()  # another thread may have held it
+    mine = _contexts.get(_CPU)
+    _lost_threads = _lost_threads or (mine is not None and mine.info().num_threads > 1)
+    _contexts.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def has_lost_threads() -> bool:
+    """Whether this process was forked from one that may have started OpenMP's threads."""
+    return _lost_threads
+
+
+def _new_context(device: tuple) -> Context:
+    if device != _CPU or not _lost_threads:
+        return Context(*device)
+    warnings.warn("libmla computes with one thread in this process, which was forked from one that "
+                  "had used libmla: OpenMP's threads do not survive a fork. Start processes with "
+                  "the 'spawn' or 'forkserver' method to use them all.", RuntimeWarning,
+                  stacklevel=2)
+    return Context(*device, num_threads=1)
 
 
 def context_of(device: tuple) -> Context:
@@ -76,7 +107,7 @@ def context_of(device: tuple) -> Context:
         with _lock:
             found = _contexts.get(device)
             if found is None:
-                found = _contexts[device] = Context(*device)
+                found = _contexts[device] = _new_context(device)
     return found
 
 

@@ -17,6 +17,7 @@ tensor carries the attributes of the newer object too.
 from __future__ import annotations
 
 import ctypes
+import operator
 
 from . import abi, attention, plans
 from .arrays import I32, adaptor_of, adopt, is_native
@@ -43,6 +44,13 @@ class FlashMLASchedMeta:
         self.have_initialized = False
         self._mla_plan = None
         self._num_splits = None
+
+    def __getstate__(self):
+        """A copy, also a pickled one, builds a schedule of its own; what a caller set stays set."""
+        state = dict(self.__dict__, _mla_plan=None, have_initialized=False)
+        if self._mla_plan is not None and self.tile_scheduler_metadata is self._mla_plan.table:
+            state["tile_scheduler_metadata"] = None
+        return state
 
     @property
     def num_splits(self):
@@ -76,7 +84,8 @@ def _build_metadata(cache_seqlens, num_q_tokens_per_head_k, num_heads_k, num_hea
                     is_fp8_kvcache=False, topk=None):
     cache_seqlens = adopt(cache_seqlens, "cache_seqlens")
     adaptor = adaptor_of(cache_seqlens, "cache_seqlens")
-    rows = num_q_tokens_per_head_k * num_heads_k
+    num_heads_k = _as_count(num_heads_k, "num_heads_k")
+    rows = _as_count(num_q_tokens_per_head_k, "num_q_tokens_per_head_k") * num_heads_k
     shape = (rows, num_heads_k, num_heads_q, bool(is_fp8_kvcache), topk)
     key = ("metadata", shape, adaptor.signature(cache_seqlens))
     launch = launch_table.launches.get(key)
@@ -92,6 +101,14 @@ def _build_metadata(cache_seqlens, num_q_tokens_per_head_k, num_heads_k, num_hea
         table._mla_shape = launch.schedule_shape
         table._mla_plan = None
     return table, num_splits
+
+
+def _as_count(number, name: str) -> int:
+    """A whole number, of which an array of one element may be one."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise TypeError(f"{name}: expected a whole number, got {number!r}") from None
 
 
 def _prepare_metadata(adaptor, cache_seqlens, rows, num_heads_k, num_heads_q, is_fp8, topk):
@@ -188,6 +205,8 @@ def _kept_plan(holder, launch, lengths, like) -> int:
 
 def plan_address(metadata, num_splits, launch, lengths, like) -> int:
     """Address of the mla_plan of a call; 0: to be built within the call."""
+    if launch.is_empty:
+        return 0
     if isinstance(metadata, FlashMLASchedMeta):
         if num_splits is not None:
             raise ValueError("num_splits: must be left out with a FlashMLASchedMeta")
@@ -208,6 +227,9 @@ def _attach(metadata, launch) -> int:
     """The older contract: the schedule lies in the caller's tensor."""
     adaptor = launch.adaptor
     if type(metadata) is not launch.table_type:
+        if not is_native(metadata):
+            raise TypeError("tile_scheduler_metadata: expected the result of get_mla_metadata(), "
+                            f"got {type(metadata).__name__}")
         check_one_framework(adaptor, tile_scheduler_metadata=metadata)
         launch.table_type = type(metadata)
     signature = adaptor.signature(metadata)
@@ -218,8 +240,8 @@ def _attach(metadata, launch) -> int:
     if not launch.table_serves:
         return 0
     table_at = adaptor.pointer(metadata)
-    if not launch.on_cuda:
-        plans.check_host_table(launch, table_at)
+    if not launch.on_cuda and not plans.host_table_serves(launch, table_at):
+        return 0
     launch.attached.buffer = table_at
     return launch.attached_at
 

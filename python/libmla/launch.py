@@ -7,6 +7,7 @@ a signature seen before only writes pointers into them. Launches belong to one t
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 
 from . import abi
@@ -35,13 +36,18 @@ def check_one_framework(adaptor, **arrays) -> None:
                             f"{adaptor.name} arrays")
 
 
-def describe(adaptor, array, name: str):
-    """Description of an array, whose last dimension must be contiguous."""
+def describe_strided(adaptor, array, name: str):
+    """Description of an array of any strides."""
     check_one_framework(adaptor, **{name: array})
     try:
-        seen = adaptor.describe(array)
+        return adaptor.describe(array)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {error}") from None
+
+
+def describe(adaptor, array, name: str):
+    """Description of an array, whose last dimension must be contiguous."""
+    seen = describe_strided(adaptor, array, name)
     if seen.shape and seen.shape[-1] > 1 and seen.stride[-1] != 1:
         raise ValueError(f"{name}: the last dimension must be contiguous, its stride is "
                          f"{seen.stride[-1]}")
@@ -135,11 +141,22 @@ def problem_key(problem) -> tuple:
             p.extra_page_size, p.extra_topk, p.num_parts, p.causal, p.batch_invariant)
 
 
+def _one_of_each(problem):
+    """The problem with one request or token where there is none, which C does not know."""
+    problem = abi.Problem.from_buffer_copy(problem)
+    problem.batch, problem.s_q = max(problem.batch, 1), max(problem.s_q, 1)
+    return problem
+
+
 class Launch:
-    """The structs of one signature, filled but for the pointers."""
+    """The structs of one signature, filled but for the pointers.
+
+    is_empty: there is no request, or no query token; then nothing is computed.
+    """
 
     def __init__(self, adaptor, device, problem, tensors, like):
         self.adaptor = adaptor
+        self.tracks_grad = adaptor.tracks_grad
         self.device = device
         self.on_cuda = device[0] == "cuda"
         self.context = context_of(device).handle
@@ -154,8 +171,10 @@ class Launch:
         self.kv = tensors.kv
         self.extra_kv = tensors.extra_kv
         self.lengths = abi.Lengths()
-        sizes = abi.Sizes()
-        check(lib.mla_get_sizes(self.context, self.problem_at, ctypes.addressof(sizes)))
+        self.is_empty = problem.batch == 0 or problem.s_q == 0
+        checked = _one_of_each(problem) if self.is_empty else problem
+        checked_at, sizes = ctypes.addressof(checked), abi.Sizes()
+        check(lib.mla_get_sizes(self.context, checked_at, ctypes.addressof(sizes)))
         self.plan_bytes = sizes.plan_bytes
         self.workspace_bytes = sizes.workspace_bytes
         sparse = problem.op != abi.OP_DENSE_DECODE
@@ -168,7 +187,7 @@ class Launch:
         self.table_type = None  # Type and signature
         self.table_signature = None  # of the caller's buffer that was last looked at,
         self.table_serves = False  # and whether the schedule in such a buffer is this call's
-        check(lib.mla_plan_attach(self.context, self.problem_at, self.attached_at))
+        check(lib.mla_plan_attach(self.context, checked_at, self.attached_at))
 
     def _prepare_results(self, problem, like) -> None:
         """Makers of what the caller does not bring: outputs, and on a GPU the workspace."""
@@ -256,8 +275,7 @@ def _prepare_outputs(adaptor, problem, tensors, device, q_kind, out, lse) -> Non
         tensors.out_stride = abi.Stride3(*row_strides(seen, "out"))
     tensors.lse_stride = abi.Stride3(h_q * s_q, 1, s_q)
     if lse is not None:
-        check_one_framework(adaptor, lse=lse)
-        seen = adaptor.describe(lse)
+        seen = describe_strided(adaptor, lse, "lse")
         expect(seen, "lse", F32, device, (b, h_q, s_q), "[b, h_q, s_q]")
         tensors.lse_stride = abi.Stride3(*lse_strides(seen))
     for array, name in ((out, "out"), (lse, "lse")):
@@ -379,3 +397,5 @@ class _LaunchTable(threading.local):
 
 
 launch_table = _LaunchTable()
+# Launches name contexts, of which a forked process needs its own.
+os.register_at_fork(after_in_child=lambda: launch_table.launches.clear())

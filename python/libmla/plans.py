@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from . import abi
 from .arrays import I32, adaptor_of
+from .device import has_lost_threads
 from .launch import describe, expect
 from .library import check, lib
 
@@ -56,14 +57,18 @@ def build(launch, lengths, plan, lengths_of_call) -> None:
         check(status)
 
 
-def check_host_table(launch, table_at: int) -> None:
-    """Refuses host memory that holds no plan, or one of another batch."""
+def host_table_serves(launch, table_at: int) -> bool:
+    """Refuses host memory that holds no plan, or one of another batch.
+
+    False where it may be the parent's of this forked process, cut for another number of threads.
+    """
     header = _Header.from_address(table_at)
     if header.magic != _MAGIC:
         raise ValueError("tile_scheduler_metadata: holds no schedule of get_mla_metadata()")
     if header.num_reqs != launch.num_reqs:
         raise ValueError(f"tile_scheduler_metadata: was made for {header.num_reqs} requests, "
                          f"this call has {launch.num_reqs}")
+    return not has_lost_threads()
 
 
 class Plan:
@@ -76,6 +81,8 @@ class Plan:
     def __init__(self, launch, like, table_bytes: int = 0):
         self._launch = launch
         self.table = new_table(launch.adaptor, max(table_bytes, launch.plan_bytes), like)
+        if launch.is_empty:
+            self.table[:] = 0  # nothing will fill it
         self._c_lengths = abi.Lengths()
         self._c_plan = abi.Plan(buffer=launch.adaptor.pointer(self.table),
                                 buffer_bytes=launch.plan_bytes)
@@ -85,7 +92,8 @@ class Plan:
         self._capturing = launch.capturing()
 
     def _build(self, launch, lengths) -> None:
-        build(launch, self._c_lengths, self._c_plan, lengths)
+        if not launch.is_empty:
+            build(launch, self._c_lengths, self._c_plan, lengths)
         self._lengths = lengths
         self._versions = self._versions_of(lengths)
 
@@ -104,6 +112,7 @@ class Plan:
         for each other.
         """
         return (self._launch.problem_key == launch.problem_key
+                and self._launch.context == launch.context
                 and self._capturing == launch.capturing())
 
     def _is_current(self, lengths) -> bool:
@@ -111,6 +120,10 @@ class Plan:
         was = self._lengths
         return (was[0] is lengths[0] and was[1] is lengths[1] and was[2] is lengths[2]
                 and self._versions == self._versions_of(lengths))
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("a Plan holds addresses and cannot be copied or pickled; make another one "
+                        "with plan_decode()")
 
     @property
     def batch_invariant(self) -> bool:
@@ -148,6 +161,8 @@ class Plan:
 
     def parts(self) -> list[PlanPart]:
         """The schedule as a list, copied to the host: for looking at, not for the hot path."""
+        if self._launch.is_empty:
+            return []
         table = self.table
         host = table.cpu() if hasattr(table, "cpu") else table
         host = host.get() if hasattr(host, "get") else host
@@ -164,5 +179,7 @@ class Plan:
     def num_splits(self):
         """FlashMLA's num_splits, int32 [batch + 1], cumulative: request i is in so many pieces."""
         p = self._launch.problem
+        if self._launch.is_empty:
+            return self.table.reshape(-1)[: p.batch + 1] * 0
         records = self.table[_HEADER_RECORDS : self._launch.plan_bytes // _RECORD_BYTES]
         return self._launch.adaptor.split_table(records, p.batch, self._launch.num_reqs)

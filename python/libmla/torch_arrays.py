@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 
 import torch
@@ -41,10 +42,11 @@ class TorchArrays:
 
     name = "torch"
     tracks_capture = True
+    tracks_grad = True
 
     @staticmethod
     def signature(tensor):
-        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_neg()
 
     @staticmethod
     def pointer(tensor) -> int:
@@ -54,6 +56,9 @@ class TorchArrays:
     def describe(tensor) -> Described:
         if tensor.layout is not torch.strided:
             raise TypeError(f"expected a dense tensor, got layout {tensor.layout}")
+        if tensor.is_neg():
+            # The memory holds the values with the other sign.
+            raise ValueError("is a lazily negated view; pass its resolve_neg()")
         device = (tensor.device.type, tensor.device.index or 0)
         kind = _KINDS.get(tensor.dtype)
         return Described(tuple(tensor.shape), tensor.stride(), kind, tensor.dtype, device)
@@ -78,8 +83,21 @@ class TorchArrays:
 
     @staticmethod
     def version(tensor):
-        """Torch counts in-place changes, but not of tensors made in inference mode."""
-        return None if tensor.is_inference() else tensor._version
+        """Torch counts in-place changes, but not of tensors made in inference mode.
+
+        Those pass for changed on the CPU, where building a plan costs nothing beside the call, and
+        for unchanged on a GPU, where engines take a new schedule each step.
+        """
+        if tensor.is_inference():
+            return None if tensor.is_cuda else object()
+        return tensor._version
+
+    @staticmethod
+    def warn_of_grad(tensor) -> None:
+        if tensor.requires_grad and torch.is_grad_enabled():
+            warnings.warn("q requires grad, but libmla has no backward pass: out and lse carry no "
+                          "gradient. Call it under torch.no_grad() or torch.inference_mode().",
+                          stacklevel=4)
 
     @staticmethod
     def split_table(records, batch, num_reqs):

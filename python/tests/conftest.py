@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 collect_ignore = [] if HAS_TORCH else [
     "test_dense.py", "test_sparse.py", "test_engines.py", "test_compile.py", "test_cuda.py",
-    "test_docs.py"]
+    "test_docs.py", "test_processes.py", "test_torch_tensors.py"]
 
 if importlib.util.find_spec("libmla") is None:
     sys.path.insert(0, str(ROOT / "python"))

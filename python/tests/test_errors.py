@@ -49,6 +49,7 @@ WRONG = [
     ("cache_seqlens", np.array([1, -2], np.int32), ValueError, r"seqlens\[1\] = -2"),
     ("head_dim_v", 256, ValueError, "head_dim_v = 256"),
     ("tile_scheduler_metadata", None, TypeError, "tile_scheduler_metadata: is None"),
+    ("tile_scheduler_metadata", 3, TypeError, "expected the result of get_mla_metadata"),
     ("tile_scheduler_metadata", np.zeros((9, 8), np.int32), ValueError, "holds no schedule"),
     ("tile_scheduler_metadata", np.zeros((2, 8), np.int32), ValueError, "needs"),
     ("tile_scheduler_metadata", np.zeros((9, 7), np.int32), ValueError, r"\[n, 8\]"),
@@ -109,11 +110,16 @@ def test_schedule_of_another_batch():
 @pytest.mark.parametrize("call,error,text", [
     (lambda: libmla.get_mla_metadata(np.ones(2, np.int64), 8, 1), TypeError, "cache_seqlens"),
     (lambda: libmla.get_mla_metadata(np.ones(2, np.int32), 0, 1), ValueError, "h_q = 0"),
+    (lambda: libmla.get_mla_metadata(np.ones(2, np.int32), 8.0, 1), TypeError,
+     "num_q_tokens_per_head_k: expected a whole number"),
+    (lambda: libmla.get_mla_metadata(np.ones(2, np.int32), 8, "1"), TypeError, "num_heads_k: "),
     (lambda: libmla.get_mla_metadata(np.ones(2, np.int32), 8, 1, topk=4), ValueError,
      "num_heads_q"),
     (lambda: libmla.merge([], []), ValueError, "outs, lses"),
     (lambda: libmla.merge([np.zeros((1, 1, 2, 512), np.float32)], [np.zeros((1, 1, 2), "f4")]),
      ValueError, r"lses\[0\]: expected shape"),
+    (lambda: libmla.fp8_cache(-1, 64, 656, np.zeros(1)), ValueError, "num_blocks = -1"),
+    (lambda: libmla.fp8_cache(1, 0, 656, np.zeros(1)), ValueError, "page_size = 0"),
     (lambda: libmla.fp8_cache(1, 64, 600, np.zeros(1)), ValueError, "row_bytes"),
     (lambda: libmla.pack_kv(np.zeros((3, 576), np.float16), np.zeros((1, 2, 1, 576), np.float16)),
      ValueError, "slots"),
@@ -147,6 +153,10 @@ def test_plan_refuses_what_it_was_not_made_for():
         plan.update(np.ones(3, np.int32))
     with pytest.raises(ValueError, match="cache_seqlens: is None"):
         plan.update()
+    for wrong in (3, libmla.get_mla_metadata()[0], plan.table):
+        with pytest.raises(TypeError, match="plan: expected a Plan"):
+            libmla.decode(given["q"], given["k_cache"], given["block_table"],
+                          given["cache_seqlens"], plan=wrong)
     with pytest.raises(ValueError, match="plan was built for causal"):
         libmla.decode(given["q"], given["k_cache"], given["block_table"], given["cache_seqlens"],
                       plan=plan, causal=True)

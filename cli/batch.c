@@ -101,28 +101,28 @@ static batch_spec with_defaults(const batch_spec *given)
     return spec;
 }
 
-static void fill_problem(batch *built)
+mla_problem batch_problem(const batch_spec *given)
 {
-    const batch_spec *spec = &built->spec;
-    built->problem = (mla_problem){.struct_size = sizeof built->problem,
-                                   .op = spec->op,
-                                   .dtype = spec->dtype,
-                                   .kv_format = spec->kv_format,
-                                   .batch = spec->batch,
-                                   .s_q = spec->s_q,
-                                   .h_q = spec->h_q,
-                                   .h_kv = spec->h_kv,
-                                   .d_qk = spec->d_qk,
-                                   .d_v = D_V,
-                                   .page_size = spec->page_size,
-                                   .topk = spec->topk,
-                                   .extra_page_size = spec->extra_page_size,
-                                   .extra_topk = spec->extra_topk,
-                                   .softmax_scale = spec->softmax_scale,
-                                   .num_parts = (int32_t)spec->num_parts,
-                                   .causal = spec->causal,
-                                   .batch_invariant = spec->batch_invariant,
-                                   .lse_empty_pos_inf = spec->lse_empty_pos_inf};
+    const batch_spec spec = with_defaults(given);
+    return (mla_problem){.struct_size = sizeof(mla_problem),
+                         .op = spec.op,
+                         .dtype = spec.dtype,
+                         .kv_format = spec.kv_format,
+                         .batch = spec.batch,
+                         .s_q = spec.s_q,
+                         .h_q = spec.h_q,
+                         .h_kv = spec.h_kv,
+                         .d_qk = spec.d_qk,
+                         .d_v = D_V,
+                         .page_size = spec.page_size,
+                         .topk = spec.topk,
+                         .extra_page_size = spec.extra_page_size,
+                         .extra_topk = spec.extra_topk,
+                         .softmax_scale = spec.softmax_scale,
+                         .num_parts = (int32_t)spec.num_parts,
+                         .causal = spec.causal,
+                         .batch_invariant = spec.batch_invariant,
+                         .lse_empty_pos_inf = spec.lse_empty_pos_inf};
 }
 
 /* Strides of a [batch, s_q, h_q, width] tensor with a gap after each head. */
@@ -404,10 +404,11 @@ static void fill_output_strides(batch *built)
 
 bool batch_build(batch *built, const batch_spec *spec, uint64_t seed)
 {
-    *built = (batch){.spec = with_defaults(spec), .tensors.struct_size = sizeof(mla_tensors)};
+    *built = (batch){.spec = with_defaults(spec),
+                     .problem = batch_problem(spec),
+                     .tensors.struct_size = sizeof(mla_tensors)};
     assert(built->spec.h_q % built->spec.h_kv == 0);
     assert(built->spec.len_min <= built->spec.len_max);
-    fill_problem(built);
     batch_pool *pool = tool_alloc(1, sizeof *pool);
     bool ok = build_q(built, seed) && build_sink(built, seed);
     if (ok) {

@@ -130,6 +130,9 @@ typedef struct batch_outputs {
     size_t offset;                         /* of the first element in each */
 } batch_outputs;
 
+/* The problem that batch_build() makes of a spec. */
+mla_problem batch_problem(const batch_spec *spec);
+
 /* The same spec and seed give the same bytes. Both print the reason and return false on failure. */
 bool batch_build(batch *built, const batch_spec *spec, uint64_t seed);
 bool batch_outputs_alloc(batch_outputs *outputs, const batch *input);

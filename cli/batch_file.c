@@ -4,6 +4,11 @@
 
 #include <assert.h>
 
+bool batch_can_save(const char *path)
+{
+    return tool_can_write(path);
+}
+
 bool batch_save(const char *path, const batch *input)
 {
     const mla_problem *p = &input->problem;

@@ -4,6 +4,9 @@
 
 #include "batch.h"
 
+/* To be asked before the work: prints the reason and returns false. */
+bool batch_can_save(const char *path);
+
 /* Writes the tensors of a dense decode batch of native rows, as `mla decode` reads them. Prints the
  * reason and returns false on failure. */
 bool batch_save(const char *path, const batch *input);

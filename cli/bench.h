@@ -79,6 +79,9 @@ void bench_print_row(const bench_result *result);
 void bench_print_summary(const bench_result *results, int32_t count);
 bool bench_write_csv(const char *path, const bench_lab *lab, const bench_result *results,
                      int32_t count);
+
+/* To be asked before the work: prints the reason and returns false. */
+bool bench_can_write_json(const char *path);
 bool bench_write_json(const char *path, const bench_lab *lab, const bench_result *results,
                       int32_t count);
 bool bench_draw(const char *path, const bench_lab *lab, const bench_result *results, int32_t count);

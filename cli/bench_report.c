@@ -296,6 +296,10 @@ bool bench_write_csv(const char *path, const bench_lab *lab, const bench_result 
 }
 
 #if MLA_TOOL_JSON
+bool bench_can_write_json(const char *path)
+{
+    return tool_can_write(path);
+}
 
 bool bench_write_json(const char *path, const bench_lab *lab, const bench_result *results,
                       int32_t count)
@@ -338,14 +342,19 @@ bool bench_write_json(const char *path, const bench_lab *lab, const bench_result
 
 #else
 
+bool bench_can_write_json(const char *path)
+{
+    tool_error("%s: JSON output was not built in, since cJSON was missing; --csv works", path);
+    return false;
+}
+
 bool bench_write_json(const char *path, const bench_lab *lab, const bench_result *results,
                       int32_t count)
 {
     (void)lab;
     (void)results;
     (void)count;
-    tool_error("%s: JSON output was not built in, since cJSON was missing; --csv works", path);
-    return false;
+    return bench_can_write_json(path);
 }
 
 #endif

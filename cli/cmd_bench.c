@@ -1,5 +1,6 @@
 /* `mla bench`: speed by presets or for a given shape, against the limits of the machine. */
 #include "bench.h"
+#include "roofline_picture.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -180,26 +181,29 @@ static error_t parse_bench(int key, char *arg, struct argp_state *state)
     }
 }
 
+/* Defaults of the given shape, once it is known to be one. */
+static void complete_shape(bench_args *args)
+{
+    batch_spec *spec = &args->spec;
+    bool dense = spec->op == MLA_OP_DENSE_DECODE;
+    if (spec->num_lengths == 0) {
+        args->lengths[0] = 4096;
+        spec->num_lengths = 1;
+    }
+    spec->lengths = args->lengths;
+    spec->batch = spec->batch == 0 && dense ? spec->num_lengths : spec->batch;
+    spec->topk = spec->topk == 0 && !dense ? 2048 : spec->topk;
+    spec->pool_slots = spec->pool_slots == 0 ? 32768 : spec->pool_slots;
+}
+
 /* The points to measure: presets, or the given shape. */
 static int32_t choose_points(bench_args *args, mla_backend backend, bench_point *points)
 {
     int32_t count = 0;
     if (args->given) {
-        batch_spec *spec = &args->spec;
-        spec->op = spec->op == 0 ? (spec->topk > 0 ? MLA_OP_SPARSE_DECODE : MLA_OP_DENSE_DECODE)
-                                 : spec->op;
-        spec->h_q = spec->h_q == 0 ? 128 : spec->h_q;
-        bool dense = spec->op == MLA_OP_DENSE_DECODE;
-        if (spec->num_lengths == 0) {
-            args->lengths[0] = 4096;
-            spec->num_lengths = 1;
-        }
-        spec->lengths = args->lengths;
-        spec->batch = spec->batch == 0 && dense ? spec->num_lengths : spec->batch;
-        spec->topk = spec->topk == 0 && !dense ? 2048 : spec->topk;
-        spec->pool_slots = spec->pool_slots == 0 ? 32768 : spec->pool_slots;
-        points[count++] = (bench_point){.spec = *spec,
-                                        .with_dense = spec->op == MLA_OP_SPARSE_DECODE};
+        complete_shape(args);
+        points[count++] = (bench_point){.spec = args->spec,
+                                        .with_dense = args->spec.op == MLA_OP_SPARSE_DECODE};
     }
     if (args->num_presets == 0 && !args->given) {
         args->presets[args->num_presets++] = "decode";
@@ -214,22 +218,48 @@ static int32_t choose_points(bench_args *args, mla_backend backend, bench_point 
     return count;
 }
 
-static int check_shape(const batch_spec *spec)
+/* Options that contradict each other are refused before any work, with what to do instead. */
+static int check_shape(bench_args *args)
 {
+    batch_spec *spec = &args->spec;
+    if (!args->given) {
+        return TOOL_OK;
+    }
+    spec->op = spec->op == 0 ? (spec->topk > 0 ? MLA_OP_SPARSE_DECODE : MLA_OP_DENSE_DECODE)
+                             : spec->op;
+    spec->h_q = spec->h_q == 0 ? 128 : spec->h_q;
+    bool dense = spec->op == MLA_OP_DENSE_DECODE;
     if (spec->h_kv > 0 && spec->h_q % spec->h_kv != 0) {
         tool_error("--hkv %lld does not divide --hq %lld", (long long)spec->h_kv,
                    (long long)spec->h_q);
         return TOOL_BAD_INPUT;
     }
-    if (spec->kv_format != MLA_KV_NATIVE && (spec->h_kv > 1 || spec->dtype == MLA_DTYPE_F16)) {
-        tool_error("FP8 rows go with --hkv 1 and --dtype bf16");
+    if (spec->kv_format != MLA_KV_NATIVE && spec->h_kv > 1) {
+        tool_error("--format %s goes with --hkv 1: FP8 rows have one KV head",
+                   tool_format_name(spec->kv_format));
+        return TOOL_BAD_INPUT;
+    }
+    int64_t row_dqk = spec->kv_format == MLA_KV_FP8_656 ? 576 : 512;
+    if (spec->kv_format != MLA_KV_NATIVE && spec->d_qk != 0 && spec->d_qk != row_dqk) {
+        tool_error("--format %s: its keys have %lld values; leave --dqk out",
+                   tool_format_name(spec->kv_format), (long long)row_dqk);
         return TOOL_BAD_INPUT;
     }
     if (spec->d_qk != 0 && spec->d_qk != 512 && spec->d_qk != 576) {
         tool_error("--dqk %lld: must be 512 or 576", (long long)spec->d_qk);
         return TOOL_BAD_INPUT;
     }
-    if (spec->op == MLA_OP_DENSE_DECODE && (spec->topk > 0 || spec->pool_slots > 0)) {
+    if (!dense && spec->causal) {
+        tool_error("--causal goes with dense calls; a sparse call sees what its --topk indices "
+                   "name. Leave one of the two out");
+        return TOOL_BAD_INPUT;
+    }
+    if (!dense && spec->num_lengths > 0) {
+        tool_error("--sk goes with dense calls; a sparse call reads --topk tokens of the --pool N "
+                   "that it chooses from");
+        return TOOL_BAD_INPUT;
+    }
+    if (dense && (spec->topk > 0 || spec->pool_slots > 0)) {
         tool_error(
             "--topk and --pool go with --op sparse or prefill; a dense call reads all tokens "
             "of --sk");
@@ -238,6 +268,32 @@ static int check_shape(const batch_spec *spec)
     if (spec->op == MLA_OP_SPARSE_PREFILL && spec->batch > 1) {
         tool_error("--op prefill goes with --b 1; --sq is the number of query tokens");
         return TOOL_BAD_INPUT;
+    }
+    if (spec->op == MLA_OP_SPARSE_PREFILL && spec->page_size > 0) {
+        tool_error("--page goes with decode; the rows of a prompt lie one after the other");
+        return TOOL_BAD_INPUT;
+    }
+    return TOOL_OK;
+}
+
+/* What cannot be written should not show after minutes of measuring. */
+static bool can_write_results(const bench_args *args)
+{
+    return (args->csv == NULL || tool_can_write(args->csv)) &&
+           (args->json == NULL || bench_can_write_json(args->json)) &&
+           (args->plot == NULL || gnuplot_can_draw(args->plot));
+}
+
+/* Asks the library about every point before the first is measured. */
+static int check_points(const bench_lab *lab, const bench_point *points, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++) {
+        mla_problem problem = batch_problem(&points[i].spec);
+        mla_status status = mla_supports(lab->runner.ctx, &problem);
+        if (status != MLA_OK) {
+            tool_library_error("this shape does not run here", status);
+            return status == MLA_ERR_INVALID_ARGUMENT ? TOOL_BAD_INPUT : TOOL_FAILED;
+        }
     }
     return TOOL_OK;
 }
@@ -317,15 +373,20 @@ int cmd_bench(int argc, char **argv)
     tool_parse(&argp, "mla bench", argc, argv, args);
 
     bench_lab lab;
-    int status = check_shape(&args->spec);
-    if (status != TOOL_OK || !bench_lab_open(&lab, &args->settings)) {
+    int status = check_shape(args);
+    if (status != TOOL_OK || !can_write_results(args) || !bench_lab_open(&lab, &args->settings)) {
         free(args);
         return status != TOOL_OK ? status : TOOL_FAILED;
     }
     bench_point *points = tool_alloc(BENCH_MAX_POINTS, sizeof *points);
     bench_result *results = tool_alloc(BENCH_MAX_POINTS, sizeof *results);
     int32_t count = choose_points(args, lab.runner.info.backend, points), done = 0;
-    bench_print_header(&lab, &args->settings);
+    status = check_points(&lab, points, count);
+    if (status == TOOL_OK) {
+        bench_print_header(&lab, &args->settings);
+    } else {
+        count = 0;
+    }
     for (int32_t i = 0; i < count; i++) {
         if (bench_measure(&lab, &args->settings, &points[i], &results[done])) {
             bench_print_row(&results[done++]);

@@ -207,13 +207,19 @@ int cmd_decode(int argc, char **argv)
         {"output", 'o', "OUT.safetensors", 0, "File to write: out, lse (prefill: and max_logits)",
          1},
         {"causal", KEY_CAUSAL, 0, 0, "Query token t sees keys 0 ... seqlen - s_q + t", 1},
-        {"scale", KEY_SCALE, "X", 0, "Factor of q . K^T, default 1 / sqrt(d_qk)", 1},
-        {"page-size", KEY_PAGE, "N", 0, "The cache is flat, [tokens, ...], with pages of N tokens",
+        {"scale", KEY_SCALE, "X", 0,
+         "Factor of q . K^T, default 1 / sqrt(d_qk). DeepSeek V3 trained with 1 / sqrt(192) = "
+         "0.0722, times mscale^2 with YaRN",
          1},
+        {"page-size", KEY_PAGE, "N", 0,
+         "kv_cache is flat, [tokens, ...]: slot i is row i, a page is N rows", 1},
         {"extra-page-size", KEY_EXTRA_PAGE, "N", 0, "The same for extra_kv_cache", 1},
-        {"prefill", KEY_PREFILL, 0, 0, "Sparse prefill; q is [s_q, h_q, d_qk]", 1},
-        {"parts", KEY_PARTS, "N", 0, "Pieces that the work is cut into", 1},
-        {"batch-invariant", KEY_INVARIANT, 0, 0, "Never split a request", 1},
+        {"prefill", KEY_PREFILL, 0, 0,
+         "Insist on sparse prefill, which a file with indices and q [s_q, h_q, d_qk] is anyway", 1},
+        {"parts", KEY_PARTS, "N", 0,
+         "Pieces that the work is cut into, default what the device takes", 1},
+        {"batch-invariant", KEY_INVARIANT, 0, 0,
+         "Never split a request: its bits do not depend on the others", 1},
         {"lse-empty-positive", KEY_POS_INF, 0, 0,
          "lse of a row without keys is +infinity, not -infinity", 1},
         {"verify", KEY_VERIFY, 0, 0, "Compare a sample of rows with the reference first", 1},
@@ -231,12 +237,15 @@ int cmd_decode(int argc, char **argv)
         "  seqlens      I32 or I64 [batch]\n"
         "sparse decode, when there are indices instead:\n"
         "  indices      I32 or I64 [batch, s_q, topk]; a slot is page * page_size + row, others "
-        "are "
-        "skipped\n"
+        "are skipped\n"
         "  topk_length  optional, [batch]; attn_sink  optional, F32 [h_q]\n"
         "  extra_kv_cache, extra_indices, extra_topk_length  optional, a second pool\n"
-        "sparse prefill, when q is [s_q, h_q, d_qk]: kv [s_kv, h_kv, d_qk], indices [s_q, h_kv, "
-        "topk], topk_length [s_q]\v"
+        "sparse prefill, when there are indices and q is [s_q, h_q, d_qk]:\n"
+        "  kv           the dtype of q [s_kv, h_kv, d_qk]: the rows of the prompt\n"
+        "  indices      I32 or I64 [s_q, h_kv, topk]; topk_length  optional, [s_q]\v"
+        "Results are tensors out, of the dtype and shape of q with 512 values, and lse, F32 [batch, "
+        "s_q, h_q], the natural logarithm. examples/make_decode_input.py and mla demo --save write "
+        "inputs.\n"
         "The input is mapped, not copied. The output appears whole or not at all. Exit status: 0 "
         "done, 1 failed, 2 the input is wrong; the message names the tensor and what was expected.",
         tool_options_child,
@@ -247,7 +256,7 @@ int cmd_decode(int argc, char **argv)
     tool_parse(&argp, "mla decode", argc, argv, &args);
     int result = TOOL_BAD_INPUT;
     if (decode_open(&in, args.in) && decode_read(&in, &args.decode)) {
-        result = decode(&args, &in);
+        result = tool_can_write(args.out) ? decode(&args, &in) : TOOL_FAILED;
     }
     decode_close(&in);
     return result;

@@ -30,7 +30,8 @@ enum { REQUESTS = sizeof demo_lengths / sizeof demo_lengths[0] };
 
 typedef struct demo {
     tool_options options;
-    const char *svg, *save;
+    const char *svg, *save; /* NULL: none */
+    bool svg_asked;         /* by an option; else it is drawn where that can be done */
     uint64_t seed;
     engine runner, reference;
     batch input;
@@ -340,6 +341,10 @@ static void explain(const demo *show)
            "double-precision\n"
            "reference, which is too slow for all of them.\n\n",
            who, (int)REQUESTS, HEADS, D_QK, D_QK * 2, pages, cache, RUNS, CHECKED_ROWS);
+    if (show->svg_asked && show->runner.info.backend == MLA_BACKEND_CUDA) {
+        printf("No picture: on a GPU, `mla bench --plot %s` measures the limits and draws them.\n\n",
+               show->svg);
+    }
 }
 
 /* What the instruction set in use multiplies, and what the measured peak is therefore of. */
@@ -367,7 +372,7 @@ static void conclude(const demo *show, double seconds)
 static bool draw(demo *show)
 {
     char subtitle[300], who[256], roof[96];
-    if (show->fma_peak <= 0.0 || show->num_points == 0) {
+    if (show->svg == NULL || show->fma_peak <= 0.0 || show->num_points == 0) {
         return true;
     }
     engine_describe(&show->runner, who, sizeof who);
@@ -388,6 +393,19 @@ static bool draw(demo *show)
     return ok;
 }
 
+/* A wrong path or a missing gnuplot shows before the work, not after it. */
+static bool can_write_outputs(demo *show)
+{
+    if (show->save != NULL && !batch_can_save(show->save)) {
+        return false;
+    }
+    if (gnuplot_can_draw(show->svg)) {
+        return true;
+    }
+    show->svg = NULL;
+    return !show->svg_asked;
+}
+
 static error_t parse_demo(int key, char *arg, struct argp_state *state)
 {
     demo *show = state->input;
@@ -397,6 +415,7 @@ static error_t parse_demo(int key, char *arg, struct argp_state *state)
         return 0;
     case 'o':
         show->svg = arg;
+        show->svg_asked = true;
         return 0;
     case KEY_SAVE:
         show->save = arg;
@@ -412,7 +431,8 @@ static error_t parse_demo(int key, char *arg, struct argp_state *state)
 int cmd_demo(int argc, char **argv)
 {
     static const struct argp_option options[] = {
-        {"output", 'o', "FILE.svg", 0, "Picture to draw, default demo.svg", 1},
+        {"output", 'o', "FILE.svg", 0,
+         "Picture to draw, default demo.svg; needs gnuplot, and a CPU that computes", 1},
         {"save", KEY_SAVE, "FILE.safetensors", 0,
          "Write the last step's tensors, an input for mla decode", 1},
         {"seed", 's', "S", 0, "Seed of the random data", 1},
@@ -432,6 +452,10 @@ int cmd_demo(int argc, char **argv)
     show->seed = 1;
     tool_parse(&argp, "mla demo", argc, argv, show);
 
+    if (!can_write_outputs(show)) {
+        free(show);
+        return TOOL_FAILED;
+    }
     double start = tool_now();
     bool ok = open_demo(show);
     if (ok) {

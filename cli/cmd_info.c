@@ -25,6 +25,11 @@ static void print_isas(const mla_info *info)
         }
         printf("    %-12s %-22s %s\n", mla_isa_name((mla_isa)isa), state, notes[bit]);
     }
+    if (info->isa_used == MLA_ISA_AVX512 && (info->isa_allowed & MLA_ISA_AVX512_BF16) != 0) {
+        printf("    avx512 goes before avx512_bf16 here: this processor issues bf16 products "
+               "(vdpbf16ps) on\n    one port every other cycle, which makes half the speed of its "
+               "FP32 multiply-adds.\n    --isa avx512_bf16 uses them all the same.\n");
+    }
 }
 
 /* Which operations a context offers, by asking for one of each. */
@@ -93,6 +98,9 @@ static bool print_backend(const tool_options *options, mla_backend backend, int3
     if (status != MLA_OK) {
         printf("%s %d: not usable: %s\n", backend == MLA_BACKEND_CPU ? "CPU" : "GPU", device,
                mla_last_error());
+        if (isa_mask != 0) {
+            tool_suggest_isas();
+        }
         return false;
     }
     print_context(ctx);

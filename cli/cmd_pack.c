@@ -224,7 +224,7 @@ static int run(pack_args *args)
     int result = TOOL_BAD_INPUT;
     if (decode_open(&in, args->in)) {
         result = TOOL_FAILED;
-        if (engine_open(&runner, &args->options)) {
+        if (tool_can_write(args->out) && engine_open(&runner, &args->options)) {
             result = args->unpack ? unpack(args, &in, &runner) : pack(args, &in, &runner);
             engine_close(&runner);
         }

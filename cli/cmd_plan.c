@@ -1,6 +1,7 @@
 /* `mla plan`: how a batch is cut over parts, printed and drawn. */
 #include "plan_picture.h"
 #include "random_values.h"
+#include "roofline_picture.h"
 #include "tool.h"
 
 #include <assert.h>
@@ -219,7 +220,7 @@ int cmd_plan(int argc, char **argv)
         {"hkv", KEY_HKV, "N", 0, "KV heads, default 1", 1},
         {"sq", KEY_SQ, "N", 0, "Query tokens, default 1", 1},
         {"batch-invariant", KEY_INVARIANT, 0, 0, "Cut between requests only", 1},
-        {"svg", KEY_SVG, "FILE", 0, "Draw the plan", 1},
+        {"svg", KEY_SVG, "FILE.svg", 0, "Draw the plan: a bar for each part (needs gnuplot)", 1},
         {0, 0, 0, 0, 0, 0}};
     static const struct argp argp = {
         options,
@@ -241,7 +242,8 @@ int cmd_plan(int argc, char **argv)
     tool_parse(&argp, "mla plan", argc, argv, args);
 
     engine runner;
-    if (!engine_open(&runner, &args->options)) {
+    if ((args->svg != NULL && !gnuplot_can_draw(args->svg)) ||
+        !engine_open(&runner, &args->options)) {
         free(args);
         return TOOL_FAILED;
     }

@@ -112,8 +112,10 @@ static bool native_dtype(const st_tensor *tensor, mla_dtype *dtype)
 static bool read_q(decode_input *in, const decode_options *options)
 {
     mla_problem *problem = &in->input.problem;
-    const char *expected = "BF16 or F16 [batch, s_q, h_q, 576 or 512], or [s_q, h_q, 576 or 512] "
-                           "for sparse prefill";
+    const char *expected = options->prefill
+                               ? "BF16 or F16 [s_q, h_q, 576 or 512]: --prefill takes one prompt"
+                               : "BF16 or F16 [batch, s_q, h_q, 576 or 512], or with indices "
+                                 "[s_q, h_q, 576 or 512] for sparse prefill";
     const st_tensor *q = st_find(&in->file, "q");
     if (q == NULL) {
         return missing(in, "q", expected);
@@ -226,6 +228,21 @@ bool cache_layout_read(const decode_input *in, const st_tensor *tensor, int64_t 
     return true;
 }
 
+/* The rows of a prompt lie one after the other: there are no pages. */
+static bool check_prompt(const decode_input *in)
+{
+    const st_tensor *kv = st_find(&in->file, "kv");
+    kv = kv != NULL ? kv : st_find(&in->file, "kv_cache");
+    if (kv == NULL) {
+        return missing(in, "kv", "for sparse prefill the prompt's rows, [s_kv, h_kv, 576 or 512]");
+    }
+    mla_dtype dtype;
+    bool flat = kv->num_dims == 2 || kv->num_dims == 3 || !native_dtype(kv, &dtype);
+    return flat || decode_wrong(in, kv,
+                                "for sparse prefill rows without pages, [s_kv, h_kv, 576 or 512] of "
+                                "the dtype of q");
+}
+
 /* A pool of the problem: kv_cache (kv for prefill), or extra_kv_cache. */
 static bool read_pool(decode_input *in, tensor_id id, const char *name, int64_t page_size,
                       mla_pool *pool, cache_layout *layout)
@@ -263,7 +280,8 @@ static bool read_cache(decode_input *in, const decode_options *options)
     cache_layout layout;
     bool prefill = problem->op == MLA_OP_SPARSE_PREFILL;
     const char *name = prefill && st_find(&in->file, "kv") != NULL ? "kv" : "kv_cache";
-    if (!read_pool(in, TENSOR_KV, name, prefill ? 1 : options->page_size, &in->input.tensors.kv,
+    if ((prefill && !check_prompt(in)) ||
+        !read_pool(in, TENSOR_KV, name, prefill ? 1 : options->page_size, &in->input.tensors.kv,
                    &layout)) {
         return false;
     }
@@ -290,6 +308,10 @@ static bool read_ints(decode_input *in, tensor_id id, bool optional, const int64
                                            (long long)shape[i], i + 1 < num_dims ? ", " : "");
     }
     snprintf(expected + used, sizeof expected - used, "]");
+    if (tensor == NULL && id == TENSOR_INDICES) {
+        return missing(in, name, "for sparse prefill each query token's rows of kv, I32 or I64 "
+                                 "[s_q, h_kv, topk]");
+    }
     if (tensor == NULL) {
         return optional || missing(in, name, expected);
     }
@@ -453,6 +475,26 @@ static void fill_rest(decode_input *in)
     }
 }
 
+/* Options that the file gives no use for are mistakes, as are tensors' wrong shapes. */
+static bool check_options(const decode_input *in, const decode_options *options)
+{
+    mla_op op = in->input.problem.op;
+    if (options->causal && op != MLA_OP_DENSE_DECODE) {
+        tool_error("--causal goes with dense decode; sparse lists say themselves what is seen");
+    } else if (options->page_size > 0 && op == MLA_OP_SPARSE_PREFILL) {
+        tool_error("--page-size goes with decode; the rows of a prompt lie one after the other");
+    } else if (options->extra_page_size > 0 && op != MLA_OP_SPARSE_DECODE) {
+        tool_error("--extra-page-size goes with sparse decode, whose tensors are indices, "
+                   "extra_kv_cache and extra_indices; this file is one of %s",
+                   op == MLA_OP_DENSE_DECODE ? "dense decode" : "sparse prefill");
+    } else if (options->extra_page_size > 0 && st_find(&in->file, "extra_kv_cache") == NULL) {
+        missing(in, "extra_kv_cache", "the pool that --extra-page-size speaks of");
+    } else {
+        return true;
+    }
+    return false;
+}
+
 bool decode_read(decode_input *in, const decode_options *options)
 {
     mla_problem *problem = &in->input.problem;
@@ -462,15 +504,11 @@ bool decode_read(decode_input *in, const decode_options *options)
     problem->causal = options->causal;
     problem->batch_invariant = options->batch_invariant;
     problem->lse_empty_pos_inf = options->lse_empty_pos_inf;
-    if (!read_q(in, options) || !read_cache(in, options)) {
+    if (!read_q(in, options) || !check_options(in, options) || !read_cache(in, options)) {
         return false;
     }
     bool dense = problem->op == MLA_OP_DENSE_DECODE;
     if (!(dense ? read_dense(in) : read_sparse(in, options)) || !read_sink(in)) {
-        return false;
-    }
-    if (options->causal && !dense) {
-        tool_error("--causal goes with dense decode; sparse lists say themselves what is seen");
         return false;
     }
     report_unused(in);

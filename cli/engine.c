@@ -19,6 +19,9 @@ bool engine_open(engine *runner, const tool_options *options)
     mla_status status = mla_ctx_create(&params, &runner->ctx);
     if (status != MLA_OK) {
         tool_library_error("cannot open a context", status);
+        if (status == MLA_ERR_UNSUPPORTED && isa_mask != 0) {
+            tool_suggest_isas();
+        }
         return false;
     }
     status = mla_ctx_get_info(runner->ctx, &runner->info);

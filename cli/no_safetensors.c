@@ -10,10 +10,16 @@ static int not_built_in(const char *name)
     return TOOL_FAILED;
 }
 
+bool batch_can_save(const char *path)
+{
+    (void)path;
+    return not_built_in("--save") == TOOL_OK;
+}
+
 bool batch_save(const char *path, const batch *input)
 {
-    (void)path, (void)input;
-    return not_built_in("--save") == TOOL_OK;
+    (void)input;
+    return batch_can_save(path);
 }
 
 int cmd_decode(int argc, char **argv)

@@ -42,10 +42,23 @@ static bool is_whole(const char *path)
     return ok;
 }
 
-FILE *gnuplot_open(const char *svg_path, int width, int height)
+static bool is_installed(void)
 {
     if (system("command -v gnuplot >/dev/null 2>&1") != 0) {
-        tool_error("no picture: gnuplot is not installed (Debian: gnuplot-nox)");
+        tool_error("no picture: gnuplot is not installed (Debian: apt-get install gnuplot-nox)");
+        return false;
+    }
+    return true;
+}
+
+bool gnuplot_can_draw(const char *svg_path)
+{
+    return is_installed() && tool_can_write(svg_path);
+}
+
+FILE *gnuplot_open(const char *svg_path, int width, int height)
+{
+    if (!is_installed()) {
         return NULL;
     }
     if (!can_be_written(svg_path)) {

@@ -24,6 +24,10 @@ typedef struct roofline {
     int32_t num_points;
 } roofline;
 
+/* Whether gnuplot is there and the picture can be written, to be asked before the work that it will
+ * show. Prints the reason and returns false. */
+bool gnuplot_can_draw(const char *svg_path);
+
 /* Starts gnuplot with an SVG of this size; NULL, with a message, when it is not there. */
 FILE *gnuplot_open(const char *svg_path, int width, int height);
 

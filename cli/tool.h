@@ -51,6 +51,13 @@ mla_kv_format tool_parse_format(struct argp_state *state, const char *text);
 int32_t tool_parse_list(struct argp_state *state, const char *what, const char *text, int64_t least,
                         int64_t most, int64_t *values, int32_t max);
 
+/* Whether a file can be written there, as far as that shows before it is. Changes nothing. Prints
+ * the reason and returns false. Hours of work should not end with a wrong path. */
+bool tool_can_write(const char *path);
+
+/* Prints the names of the CPU's instruction sets, for who asked for one that is not there. */
+void tool_suggest_isas(void);
+
 /* Prints "mla: ..." and a newline on stderr. */
 void tool_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

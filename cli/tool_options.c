@@ -2,12 +2,15 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 static const struct argp_option common_options[] = {
     {0, 0, 0, 0, "Where it runs:", 90},
@@ -45,17 +48,45 @@ static const char *read_isa_list(const char *text, uint32_t *mask)
     return *mask == 0 ? text : NULL;
 }
 
+/* "reference, portable, avx2": the names of the bits of a mask. */
+static const char *name_isas(uint32_t mask, char *names, size_t size)
+{
+    size_t used = 0;
+    names[0] = '\0';
+    for (uint32_t isa = MLA_ISA_REFERENCE; isa <= MLA_ISA_AMX_BF16; isa <<= 1) {
+        if ((isa & mask) != 0 && used < size) {
+            used += (size_t)snprintf(names + used, size - used, "%s%s", used > 0 ? ", " : "",
+                                     mla_isa_name((mla_isa)isa));
+        }
+    }
+    return names;
+}
+
 static uint32_t parse_isa_list(struct argp_state *state, const char *text)
 {
     uint32_t mask;
+    char names[128];
     const char *bad = read_isa_list(text, &mask);
     if (bad != NULL) {
-        argp_error(state,
-                   "--isa: '%s' is no instruction set; choose from reference, portable, avx2, "
-                   "avx512, avx512_bf16, amx_bf16",
-                   bad);
+        argp_error(state, "--isa: '%s' is no instruction set; choose from %s", bad,
+                   name_isas(UINT32_MAX, names, sizeof names));
     }
     return mask;
+}
+
+void tool_suggest_isas(void)
+{
+    mla_ctx_params params = {.struct_size = sizeof params, .backend = MLA_BACKEND_CPU};
+    mla_info info = {.struct_size = sizeof info};
+    mla_ctx *ctx;
+    char names[128];
+    if (mla_ctx_create(&params, &ctx) == MLA_OK) {
+        if (mla_ctx_get_info(ctx, &info) == MLA_OK) {
+            tool_error("this machine has %s; --isa takes a list of them",
+                       name_isas(info.isa_available, names, sizeof names));
+        }
+        mla_ctx_destroy(ctx);
+    }
 }
 
 bool tool_take_environment(void)
@@ -64,11 +95,12 @@ bool tool_take_environment(void)
     if (text == NULL || *text == '\0') {
         return true;
     }
+    char names[128];
     const char *bad = read_isa_list(text, &environment_mask);
     if (bad != NULL) {
         tool_error("the environment variable MLA_CPU_ISA: '%s' is no instruction set; choose from "
-                   "reference, portable, avx2, avx512, avx512_bf16, amx_bf16",
-                   bad);
+                   "%s",
+                   bad, name_isas(UINT32_MAX, names, sizeof names));
         return false;
     }
     return unsetenv("MLA_CPU_ISA") == 0;
@@ -83,7 +115,10 @@ bool tool_isa_mask(const tool_options *options, uint32_t *mask)
     }
     *mask = *mask == 0 ? environment_mask : *mask & environment_mask;
     if (*mask == 0) {
-        tool_error("--isa and the environment variable MLA_CPU_ISA have nothing in common");
+        char wanted[128], left[128];
+        tool_error("--isa %s and the environment variable MLA_CPU_ISA (%s) have nothing in common",
+                   name_isas(options->isa_mask, wanted, sizeof wanted),
+                   name_isas(environment_mask, left, sizeof left));
     }
     return *mask != 0;
 }
@@ -205,6 +240,29 @@ int32_t tool_parse_list(struct argp_state *state, const char *what, const char *
         argp_error(state, "%s: the list is empty", what);
     }
     return count;
+}
+
+bool tool_can_write(const char *path)
+{
+    struct stat info;
+    char folder[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    int folder_length = slash == NULL ? 0 : (int)(slash - path) + 1;
+    bool ok;
+    if (stat(path, &info) == 0) {
+        ok = !S_ISDIR(info.st_mode) && access(path, W_OK) == 0;
+        errno = S_ISDIR(info.st_mode) ? EISDIR : errno;
+    } else {
+        /* The dot after the last slash makes a file in the place of the folder an error. */
+        ok = errno == ENOENT &&
+             snprintf(folder, sizeof folder, "%.*s.", folder_length, path) <
+                 (int)sizeof folder &&
+             access(folder, W_OK | X_OK) == 0;
+    }
+    if (!ok) {
+        tool_error("cannot write %s: %s", path, strerror(errno));
+    }
+    return ok;
 }
 
 void tool_error(const char *format, ...)

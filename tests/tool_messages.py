@@ -163,6 +163,37 @@ def wrong_tensors(tool):
     extra["extra_kv_cache"] = Tensor("BF16", [3, PAGE, 1, 576])
     refused(tool, "extra pool of another format", extra, "extra_kv_cache", "format")
     refused(tool, "causal and sparse", sparse(), "--causal", options=("--causal",))
+    prefill_messages(tool)
+    page = ("--extra-page-size", "4")
+    refused(tool, "an extra page, dense", dense(), "--extra-page-size", "sparse decode",
+            options=page)
+    refused(tool, "an extra page, prefill", prefill(), "--extra-page-size", "sparse decode",
+            options=page)
+    refused(tool, "an extra page without its pool", sparse(), "extra_kv_cache", "missing",
+            options=page)
+
+
+def prefill_messages(tool):
+    """What --prefill is missing is said in the words of prefill."""
+    one = ("--prefill",)
+    accepted(tool, "--prefill", prefill(), "--prefill")
+    refused(tool, "--prefill of a batch", dense(), "'q'", "[s_q, h_q, 576 or 512]", "one prompt",
+            options=one)
+    tensors = prefill()
+    del tensors["indices"]
+    refused(tool, "--prefill without indices", tensors, "'indices' is missing", "sparse prefill",
+            "[s_q, h_kv, topk]", options=one)
+    refused(tool, "a prompt without indices", tensors, "'q'", "with indices")
+    tensors = prefill()
+    del tensors["kv"]
+    refused(tool, "--prefill without kv", tensors, "'kv' is missing", "[s_kv, h_kv, 576 or 512]",
+            options=one)
+    tensors = prefill()
+    tensors["kv_cache"] = Tensor("F16", [2, PAGE, 1, 576])
+    del tensors["kv"]
+    refused(tool, "--prefill with pages", tensors, "'kv_cache'", "without pages", options=one)
+    refused(tool, "--prefill with a page size", prefill(), "--page-size",
+            options=("--prefill", "--page-size", "4"))
 
 
 def wrong_use(tool):
@@ -178,11 +209,19 @@ def wrong_use(tool):
         (["pack", "a", "-o", "b", "--format", "fp7"], "fp7"),
         (["bench", "--op", "dense", "--topk", "64"], "--topk"),
         (["bench", "--op", "dense", "--pool", "64"], "--pool"),
+        (["bench", "--topk", "64", "--causal"], "--causal goes with dense"),
+        (["bench", "--topk", "64", "--sk", "100"], "--sk goes with dense"),
+        (["bench", "--op", "prefill", "--page", "16"], "--page goes with decode"),
+        (["bench", "--hkv", "3"], "--hkv 3 does not divide --hq 128"),
+        (["bench", "--format", "fp8_584", "--dqk", "576"], "leave --dqk out"),
+        (["bench", "--format", "fp8_656", "--hkv", "2"], "--hkv 1"),
     ]
     for arguments, text in uses:
-        status, _, stderr = tool.run(*arguments)
-        tool.check(" ".join(arguments), status == BAD_INPUT and text in stderr,
-                   "status %d: %s" % (status, stderr))
+        status, stdout, stderr = tool.run(*arguments)
+        tool.check(" ".join(arguments), status == BAD_INPUT and text in stderr and not stdout,
+                   "status %d: %s%s" % (status, stdout, stderr))
+    isa_names(tool)
+    outputs_are_checked_first(tool)
     for arguments in ([], ["--help"], ["decode", "--help"], ["--version"], ["info"]):
         status, stdout, stderr = tool.run(*arguments)
         tool.check("mla " + " ".join(arguments), status == OK and len(stdout) > 5 and not stderr,
@@ -223,6 +262,58 @@ def wrong_use(tool):
         full_outputs(tool)
     left = [name for name in os.listdir(tool.folder.name) if "tmp" in name.lower()]
     tool.check("nothing left behind", not left, str(left))
+
+
+def isa_names(tool):
+    """Who asks for an instruction set that is not there learns which are."""
+    plan = ("plan", "--seqlens", "100", "--backend", "cpu")
+    for environment in ({}, {"MLA_CPU_ISA": "sse9"}):
+        arguments = plan if environment else (*plan, "--isa", "sse9")
+        status, _, stderr = tool.run(*arguments, env={**os.environ, **environment})
+        tool.check("unknown ISA", status == BAD_INPUT and "sse9" in stderr and
+                   "reference, portable, avx2, avx512, avx512_bf16, amx_bf16" in stderr, stderr)
+    status, stdout, _ = tool.run("info")
+    absent = [line.split()[0] for line in stdout.splitlines() if "not on this machine" in line]
+    if absent:
+        for arguments in (plan, ("info",)):
+            status, _, stderr = tool.run(*arguments, "--isa", absent[0])
+            tool.check("absent ISA, " + arguments[0], status == FAILED and
+                       "this machine has reference, portable" in stderr and
+                       absent[0] not in stderr.partition("this machine has")[2], stderr)
+
+
+def outputs_are_checked_first(tool):
+    """What cannot be written or drawn is said before the work, of which stdout would tell."""
+    bench = ("bench", "--sk", "64", "--hq", "1", "--reps", "1", "--no-blas")
+    path = tool.write("in.safetensors", file_bytes(dense()))
+    nowhere, folder = tool.path("no/such/folder/out.svg"), tool.folder.name
+    uses = [(*bench, "--csv"), (*bench, "--json"), ("demo", "--save"), ("decode", path, "-o"),
+            ("pack", path, "-o"), ("unpack", path, "-o")]
+    drawn = [(*bench, "--plot"), ("demo", "-o"), ("plan", "--seqlens", "100,200", "--svg")]
+    if shutil.which("gnuplot"):
+        uses += drawn
+    for arguments in uses:
+        for wrong in (nowhere, folder, path + "/out.svg"):
+            status, stdout, stderr = tool.run(*arguments, wrong)
+            tool.check("%s %s %s" % (arguments[0], arguments[-1], wrong), status == FAILED and
+                       not stdout and wrong in stderr, "status %d: %s%s" % (status, stdout, stderr))
+    # Without gnuplot: a folder with nothing but a shell stands for a machine that has none.
+    os.mkdir(tool.path("bin"))
+    os.symlink(shutil.which("sh"), tool.path("bin/sh"))
+    bare = {**os.environ, "PATH": tool.path("bin")}
+    for arguments in drawn:
+        status, stdout, stderr = tool.run(*arguments, tool.path("x.svg"), env=bare)
+        tool.check("no gnuplot: %s" % arguments[0], status == FAILED and not stdout and
+                   "gnuplot-nox" in stderr, "status %d: %s%s" % (status, stdout, stderr))
+    left = [name for name in ("x.svg", "no") if os.path.exists(tool.path(name))]
+    tool.check("nothing was created", not left, str(left))
+
+
+def fp8_rows_with_fp16_queries(tool):
+    status, stdout, stderr = tool.run("bench", "--format", "fp8_656", "--dtype", "f16", "--sk",
+                                      "70", "--hq", "2", "--reps", "1", "--no-blas")
+    tool.check("bench of FP8 rows and fp16 queries", status == OK and "fp8_656" in stdout,
+               "status %d: %s%s" % (status, stdout, stderr))
 
 
 def full_outputs(tool):
@@ -266,6 +357,7 @@ def main():
     broken_files(tool)
     wrong_tensors(tool)
     wrong_use(tool)
+    fp8_rows_with_fp16_queries(tool)
     demo_saves_an_input(tool)
     tool.finish()
 

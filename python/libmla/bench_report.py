@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from dataclasses import dataclass
@@ -165,6 +166,17 @@ def _draw(timings, path, title):
     figure.savefig(path, dpi=120)
 
 
+def _check_writable(path) -> None:
+    """Before the minutes of work, not after; an old file stays until the new one is written."""
+    if path and not os.path.exists(path):
+        with open(path, "wb"):
+            pass
+        os.remove(path)
+    elif path:
+        with open(path, "ab"):
+            pass
+
+
 def run_bench(options, device: str) -> int:
     """Measures, prints, and writes what was asked for."""
     try:
@@ -176,6 +188,8 @@ def run_bench(options, device: str) -> int:
             import matplotlib  # noqa: F401  before the minutes of work, not after
         except ImportError:
             raise ImportError("--plot draws with matplotlib: pip install matplotlib") from None
+    for path in (options.plot, options.csv):
+        _check_writable(path)
     shape = _Shape(options, device)
     info = libmla.device_info(device, options.index if device == "cuda" else 0)
     where = info.name

@@ -35,6 +35,27 @@ def test_bench(tmp_path):
     assert not plot or (tmp_path / "bench.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.parametrize("option", ["--plot", "--csv"])
+def test_outputs_are_checked_before_the_work(option, tmp_path):
+    pytest.importorskip("torch")
+    if option == "--plot":
+        pytest.importorskip("matplotlib")
+    for path in (tmp_path / "no" / "bench.png", tmp_path):
+        done = run("bench", "--device", "cpu", "--seqlens", 64, option, path)
+        assert done.returncode == 2 and str(path) in done.stderr and not done.stdout
+        assert "Traceback" not in done.stderr
+
+
+def test_help_teaches():
+    for arguments in (["--help"], ["bench", "--help"], ["check", "--help"]):
+        done = run(*arguments)
+        assert done.returncode == 0
+        words = " ".join(done.stdout.split())
+        assert "python -m flash_mla" in words
+        assert arguments[0] == "--help" or "Exit status: 0" in words
+    assert "1 something FAILED" in " ".join(run("check", "--help").stdout.split())
+
+
 @pytest.mark.parametrize("arguments,text", [
     ([], "usage:"), (["bench", "--heads", "x"], "--heads"),
     (["bench", "--device", "cpu", "--page-size", "0"], "not a number from 1"),

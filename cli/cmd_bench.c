@@ -323,26 +323,30 @@ static bool write_results(const bench_args *args, const bench_lab *lab, const be
 }
 
 static const struct argp_option bench_options[] = {
-    {"preset", KEY_PRESET, "NAME[,NAME...]", 0, "Shapes by name, as without the option", 0},
+    {"preset", KEY_PRESET, "NAME[,NAME...]", 0, "Presets, as named without the option", 0},
     {0, 0, 0, 0, "A shape of your own (defaults: b 1, sk 4096, hq 128, bf16, page 64):", 1},
     {"op", KEY_OP, "dense|sparse|prefill", 0, "Operation; sparse when --topk is given", 2},
     {"b", 'b', "N", 0, "Requests", 2},
     {"sk", KEY_SK, "N[,N...]", 0, "Tokens of each request; a list is repeated over the batch", 2},
     {"hq", KEY_HQ, "N", 0, "Query heads", 2},
     {"hkv", KEY_HKV, "N", 0, "KV heads", 2},
-    {"sq", KEY_SQ, "N", 0, "Query tokens of each request", 2},
-    {"dqk", KEY_DQK, "512|576", 0, "Width of a key", 2},
-    {"page", KEY_PAGE, "N", 0, "Tokens of a page", 2},
+    {"sq", KEY_SQ, "N", 0, "Query tokens of each request: 1 decodes, more verify drafts", 2},
+    {"dqk", KEY_DQK, "512|576", 0, "Width of a key, native rows; default 576", 2},
+    {"page", KEY_PAGE, "N", 0,
+     "Tokens of a page; CUDA's dense decode takes 8, 16, 32 and multiples of 64", 2},
     {"dtype", KEY_DTYPE, "bf16|f16", 0, "Of q, out and native rows", 2},
-    {"format", KEY_FORMAT, "native|fp8_656|fp8_584", 0, "Rows of the cache", 2},
-    {"topk", KEY_TOPK, "N", 0, "Sparse: indices of each query token", 2},
+    {"format", KEY_FORMAT, "native|fp8_656|fp8_584", 0,
+     "Rows of the cache: as dtype, or FP8 as DeepSeek V3.2 (656 bytes) or V4 (584) have them. On a "
+     "GPU FP8 rows go with bf16 and sparse calls",
+     2},
+    {"topk", KEY_TOPK, "N", 0, "Sparse: indices of each query token, default 2048", 2},
     {"pool", KEY_POOL, "N", 0, "Sparse: tokens to choose from, default 32768", 2},
-    {"causal", KEY_CAUSAL, 0, 0, "Causal mask", 2},
-    {"parts", KEY_PARTS, "N", 0, "Pieces that the work is cut into", 2},
+    {"causal", KEY_CAUSAL, 0, 0, "Dense: query token t sees keys 0 ... sk - sq + t", 2},
+    {"parts", KEY_PARTS, "N", 0, "Pieces that the work is cut into; default: see mla plan", 2},
     {"batch-invariant", KEY_INVARIANT, 0, 0, "Never split a request", 2},
     {0, 0, 0, 0, "How it is measured:", 3},
-    {"seconds", KEY_SECONDS, "X", 0, "Time to spend on a line, default 1.5", 4},
-    {"reps", KEY_REPS, "N", 0, "A fixed number of runs instead", 4},
+    {"seconds", KEY_SECONDS, "X", 0, "Time to spend on a line of the table, default 1.5", 4},
+    {"reps", KEY_REPS, "N", 0, "A fixed number of runs of each line instead", 4},
     {"warm", KEY_WARM, 0, 0, "Read one cache again and again, not copies in turn", 4},
     {"no-blas", KEY_NO_BLAS, 0, 0, "Leave out the baseline: OpenBLAS, or cuBLAS on a GPU", 4},
     {"no-check", KEY_NO_CHECK, 0, 0, "Leave out the check of some rows before timing", 4},
@@ -350,7 +354,9 @@ static const struct argp_option bench_options[] = {
     {0, 0, 0, 0, "Where the numbers go:", 5},
     {"csv", KEY_CSV, "FILE", 0, "Also as CSV", 6},
     {"json", KEY_JSON, "FILE", 0, "Also as JSON", 6},
-    {"plot", KEY_PLOT, "FILE.svg", 0, "Draw the measured points under the roofline", 6},
+    {"plot", KEY_PLOT, "FILE.svg", 0,
+     "Draw the measured points under the roofline: speed over arithmetic intensity (needs gnuplot)",
+     6},
     {0, 0, 0, 0, 0, 0}};
 
 int cmd_bench(int argc, char **argv)
@@ -361,9 +367,19 @@ int cmd_bench(int argc, char **argv)
         "[decode] [small] [sparse] [prefill]",
         "Measures the kernels, and in the same seconds what the machine can do at most: FP32 "
         "multiply-adds from registers, bytes from memory, and OpenBLAS on the same problem; on a "
-        "GPU clock, power and cuBLAS's matrix product. "
-        "Presets: decode (the default), small, sparse, prefill; or give a shape.\v"
-        "Example: mla bench --b 4 --sk 4096 --hq 128 --plot roofline.svg",
+        "GPU clock, power and cuBLAS's matrix product. Give a shape, or presets:\n"
+        "  decode   dense decode of full batches (the default)\n"
+        "  small    dense decode of one or few requests, where splitting one decides\n"
+        "  sparse   decode over chosen tokens, FP8 and bf16 rows, as in DeepSeek V3.2\n"
+        "  prefill  sparse attention of a long prompt\v"
+        "Examples:\n"
+        "  mla bench decode sparse --plot roofline.svg\n"
+        "  mla bench --b 4 --sk 4096 --hq 128             a dense shape\n"
+        "  mla bench --b 2 --topk 2048 --format fp8_656   a sparse one\n"
+        "\n"
+        "Read `limit` first: the least possible time over the measured one, and what sets it. "
+        "docs/tool.md explains every column. Before it is timed each shape is compared with the "
+        "reference. Exit status: 0 done, 1 something failed, 2 wrong use.",
         tool_options_child,
         0,
         0};

@@ -333,10 +333,18 @@ int cmd_check(int argc, char **argv)
         parse_check,
         "",
         "Compares every backend and instruction set of this machine with the double-precision "
-        "reference, over the kinds of input that broke other kernels.\v"
+        "reference, over the kinds of input that broke other kernels: poisoned memory, lengths "
+        "around every edge, odd head counts and pages, huge and tiny numbers, holes in sparse "
+        "lists. All of it takes minutes; start with --quick.\v"
+        "Examples:\n"
+        "  mla check --quick                     is it right on this machine?\n"
+        "  mla check --filter fp8_656 --seeds 5  FP8 rows, five times the data\n"
+        "  mla check --isa avx2 --verbose        one instruction set, every verdict\n"
+        "\n"
         "Each failed check prints its worst element. The last line is always "
         "`N passed, N failed, N skipped`; the exit status is 0 when none failed, 1 otherwise. "
-        "Batches too large for the reference are compared on a random sample of rows.",
+        "Skipped is what a backend or instruction set does not offer. Batches too large for the "
+        "reference are compared on a random sample of rows. Tolerances: docs/tool.md.",
         tool_options_child,
         0,
         0};

@@ -245,10 +245,10 @@ int cmd_pack(int argc, char **argv)
         parse_pack,
         "IN.safetensors -o OUT.safetensors",
         "Writes the rows of tensor kv (or kv_cache), BF16 [tokens, 576 or 512], into a cache: row "
-        "i "
-        "goes to slot i. fp8_656 takes 576 values a token, fp8_584 takes 512; the result is "
+        "i goes to slot i. fp8_656 takes 576 values a token, fp8_584 takes 512; the result is "
         "kv_cache, U8 [pages, page, 656 or 584], as `mla decode` reads it.\v"
-        "Rows of the last page that no token fills are zero.",
+        "Rows of the last page that no token fills are zero. FP8 rounds: a value keeps about two "
+        "digits, RoPE values stay bf16; mla unpack shows what became of them.",
         tool_options_child,
         0,
         0};
@@ -269,7 +269,7 @@ int cmd_unpack(int argc, char **argv)
         parse_pack,
         "IN.safetensors -o OUT.safetensors",
         "Reads a cache, tensor kv_cache of U8 or F8_E4M3 [pages, page, 656 or 584] (or native "
-        "rows), back into rows: kv, BF16 [tokens, 1, 576 or 512].",
+        "rows), back into rows: kv, BF16 [tokens, 1, 576 or 512], in the order of slots.",
         tool_options_child,
         0,
         0};

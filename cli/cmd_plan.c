@@ -215,7 +215,7 @@ int cmd_plan(int argc, char **argv)
         {"mean", KEY_MEAN, "M", 0, "Mean of the lengths, default 4096", 1},
         {"sigma", KEY_SIGMA, "S", 0, "Standard deviation of the lengths, default 2048", 1},
         {"seed", KEY_SEED, "S", 0, "Seed of the lengths", 1},
-        {"parts", KEY_PARTS, "N", 0, "Parts to cut into, default what the device would take", 1},
+        {"parts", KEY_PARTS, "N", 0, "Parts to cut into, default what the device takes", 1},
         {"hq", KEY_HQ, "N", 0, "Query heads, default 128", 1},
         {"hkv", KEY_HKV, "N", 0, "KV heads, default 1", 1},
         {"sq", KEY_SQ, "N", 0, "Query tokens, default 1", 1},
@@ -228,7 +228,9 @@ int cmd_plan(int argc, char **argv)
         "",
         "Shows how a batch of requests is cut over the parts (CPU threads, GPU multiprocessors) "
         "that work at the same time: every request's blocks of 64 tokens are laid end to end and "
-        "cut into parts of about equal cost.\v"
+        "cut into parts of about equal cost. A request that lies in several parts is joined "
+        "afterwards. Nothing is computed.\v"
+        "Balance is the mean load over the largest: at 100% all parts end at the same time. "
         "Example: mla plan --seqlens 100,5000,30000,200 --parts 8 --svg plan.svg",
         tool_options_child,
         0,

@@ -238,9 +238,10 @@ static bool check_prompt(const decode_input *in)
     }
     mla_dtype dtype;
     bool flat = kv->num_dims == 2 || kv->num_dims == 3 || !native_dtype(kv, &dtype);
-    return flat || decode_wrong(in, kv,
-                                "for sparse prefill rows without pages, [s_kv, h_kv, 576 or 512] of "
-                                "the dtype of q");
+    return flat ||
+           decode_wrong(in, kv,
+                        "for sparse prefill rows without pages, [s_kv, h_kv, 576 or 512] of "
+                        "the dtype of q");
 }
 
 /* A pool of the problem: kv_cache (kv for prefill), or extra_kv_cache. */
@@ -309,8 +310,9 @@ static bool read_ints(decode_input *in, tensor_id id, bool optional, const int64
     }
     snprintf(expected + used, sizeof expected - used, "]");
     if (tensor == NULL && id == TENSOR_INDICES) {
-        return missing(in, name, "for sparse prefill each query token's rows of kv, I32 or I64 "
-                                 "[s_q, h_kv, topk]");
+        return missing(in, name,
+                       "for sparse prefill each query token's rows of kv, I32 or I64 "
+                       "[s_q, h_kv, topk]");
     }
     if (tensor == NULL) {
         return optional || missing(in, name, expected);

@@ -39,6 +39,12 @@ static void print_help(FILE *stream)
         fprintf(stream, "  mla %-8s %s\n", commands[i].name, commands[i].summary);
     }
     fputs("\n"
+          "Words that all commands use: a batch of b requests has s_q query tokens each (1 when it "
+          "decodes,\nmore for drafts), with h_q query heads over h_kv KV heads (1 in MLA). A row "
+          "of the cache has d_qk\n576 (512 latent, 64 RoPE) or 512 values, in pages of --page "
+          "tokens that a block table names. A dense\ncall reads all tokens of a request, a sparse "
+          "one the topk tokens that indices name.\n"
+          "\n"
           "Start with\n"
           "  mla demo                                     see it work, in less than a minute\n"
           "  mla check --quick                            is it right on this machine?\n"

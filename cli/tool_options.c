@@ -255,8 +255,7 @@ bool tool_can_write(const char *path)
     } else {
         /* The dot after the last slash makes a file in the place of the folder an error. */
         ok = errno == ENOENT &&
-             snprintf(folder, sizeof folder, "%.*s.", folder_length, path) <
-                 (int)sizeof folder &&
+             snprintf(folder, sizeof folder, "%.*s.", folder_length, path) < (int)sizeof folder &&
              access(folder, W_OK | X_OK) == 0;
     }
     if (!ok) {

@@ -43,6 +43,11 @@
  * mla_problem says what is computed and holds no pointer; mla_tensors says where the data is. A
  * plan depends on the problem and the lengths alone, so one plan serves all layers of a step.
  *
+ * A step of decoding, in this order: add the new tokens to seqlens and give them slots (a page more
+ * in the block table where the last one is full); build the plan; then for each layer write the new
+ * tokens' rows into that layer's cache (mla_pack()), and only after it mla_run(): a token attends
+ * to itself, so its row is read. On CUDA both go to one stream.
+ *
  *
  * RULES THAT HOLD EVERYWHERE
  *
@@ -293,7 +298,10 @@ typedef struct mla_problem {
     int64_t extra_page_size;
     int64_t extra_topk;
     /* Default 0: 1 / sqrt(d_qk). Between -2^127 and 2^127. To weigh all keys alike, pass any value
-     * below 1e-45, which float32 rounds to zero. */
+     * below 1e-45, which float32 rounds to zero. A model with absorbed weights keeps the scale it
+     * was trained with, which goes by the width of its heads before absorption: 1 / sqrt(d_nope +
+     * d_rope), for DeepSeek V3 1 / sqrt(128 + 64) and not 1 / sqrt(576), times mscale^2 where YaRN
+     * stretches the context. */
     double softmax_scale;
     /* Pieces that the KV is cut into, at most 65536. Default 0: chosen for the device. */
     int32_t num_parts;

@@ -337,7 +337,7 @@ static const struct argp_option bench_options[] = {
     {"dtype", KEY_DTYPE, "bf16|f16", 0, "Of q, out and native rows", 2},
     {"format", KEY_FORMAT, "native|fp8_656|fp8_584", 0,
      "Rows of the cache: as dtype, or FP8 as DeepSeek V3.2 (656 bytes) or V4 (584) have them. On a "
-     "GPU FP8 rows go with bf16 and sparse calls",
+     "GPU FP8 rows go with bf16 queries and sparse decode",
      2},
     {"topk", KEY_TOPK, "N", 0, "Sparse: indices of each query token, default 2048", 2},
     {"pool", KEY_POOL, "N", 0, "Sparse: tokens to choose from, default 32768", 2},

@@ -50,7 +50,8 @@ def _type_like(like, kind):
 def _element_strides(array) -> tuple:
     """Strides of an array that counts them in bytes. Those of an empty array say nothing."""
     if array.size == 0:
-        return tuple(math.prod(array.shape[i + 1 :]) for i in range(array.ndim))
+        sizes = [max(size, 1) for size in array.shape]
+        return tuple(math.prod(sizes[i + 1 :]) for i in range(array.ndim))
     size = array.dtype.itemsize
     if any(stride % size for stride in array.strides):
         raise ValueError(f"strides {array.strides} in bytes are not multiples of the element size")

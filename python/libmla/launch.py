@@ -222,6 +222,15 @@ def _indices_strides(seen, name: str, h_kv: int) -> tuple:
     return batch, token, head
 
 
+def _list_width(seen, name: str) -> int:
+    """topk of a list of indices."""
+    topk = seen.shape[-1]
+    if topk == 0:
+        raise ValueError(f"{name}: topk, the last dimension, is 0; it must be at least 1 (-1 is an "
+                         "index that is skipped)")
+    return topk
+
+
 def _lengths_vector(adaptor, array, name, device, count, names="[batch]") -> None:
     seen = describe(adaptor, array, name)
     expect(seen, name, I32, device, (count,), names)
@@ -236,9 +245,10 @@ def _prepare_sparse_list(adaptor, problem, tensors, device, prefix, arrays, is_e
     if topk_length is not None:
         _lengths_vector(adaptor, topk_length, prefix[2], device, problem.batch)
     if not is_extra:
-        problem.topk, tensors.indices_stride = seen.shape[2], strides
+        problem.topk, tensors.indices_stride = _list_width(seen, prefix[1]), strides
         return
-    problem.extra_topk, tensors.extra_indices_stride = seen.shape[2], strides
+    problem.extra_topk = _list_width(seen, prefix[1])
+    tensors.extra_indices_stride = strides
     pool = describe(adaptor, cache, prefix[0])
     is_fp8 = problem.kv_format != abi.KV_NATIVE
     q_kind = BF16 if problem.dtype == abi.DTYPE_BF16 else F16
@@ -367,7 +377,8 @@ def prepare_prefill(adaptor, q, kv, indices, attn_sink, topk_length, options) ->
     expect(seen, "indices", I32, device, (s_q, h_kv, None), "[s_q, h_kv, topk]")
     problem = abi.Problem(
         op=abi.OP_SPARSE_PREFILL, dtype=dtype_code(seen_q, "q"), batch=1, s_q=s_q, h_q=h_q,
-        h_kv=h_kv, d_qk=d_qk, d_v=D_V, page_size=1, topk=seen.shape[2], lse_empty_pos_inf=pos_inf,
+        h_kv=h_kv, d_qk=d_qk, d_v=D_V, page_size=1, topk=_list_width(seen, "indices"),
+        lse_empty_pos_inf=pos_inf,
     )
     set_scale(problem, sm_scale)
     token, head = row_strides(seen_q, "q", 2)

@@ -84,6 +84,10 @@ def sparse_arguments():
 
 @pytest.mark.parametrize("changes,error,text", [
     (dict(causal=True), ValueError, "causal"),
+    (dict(indices=np.zeros((2, 3, 0), np.int32)), ValueError, "indices: topk"),
+    (dict(extra_k_cache=np.zeros((1, 4, 1, 576), np.float16),
+          extra_indices_in_kvcache=np.zeros((2, 3, 0), np.int32)), ValueError,
+     "extra_indices_in_kvcache: topk"),
     (dict(indices=np.zeros((2, 3, 5), np.int64)), TypeError, "indices: dtype"),
     (dict(indices=np.zeros((2, 5), np.int32)), ValueError, "indices: expected shape"),
     (dict(topk_length=np.zeros(3, np.int32)), ValueError, "topk_length: expected shape"),

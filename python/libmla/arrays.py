@@ -49,6 +49,8 @@ def _type_like(like, kind):
 
 def _element_strides(array) -> tuple:
     """Strides of an array that counts them in bytes. Those of an empty array say nothing."""
+    if not array.dtype.isnative:
+        raise TypeError(f"dtype must be of this machine's byte order, got {array.dtype.str}")
     if array.size == 0:
         sizes = [max(size, 1) for size in array.shape]
         return tuple(math.prod(sizes[i + 1 :]) for i in range(array.ndim))

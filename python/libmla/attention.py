@@ -23,8 +23,8 @@ _NAMES = ("q", "k_cache", "block_table", "cache_seqlens", "indices", "attn_sink"
 PREFILL_NAMES = ("q", "kv", "indices", "attn_sink", "topk_length")
 
 
-# None when torch is imported later, or never.
-_torch = sys.modules.get("torch")
+# torch's own question whether it compiles; None when torch is imported later, or never.
+_is_compiling = sys.modules["torch"].compiler.is_compiling if "torch" in sys.modules else None
 
 
 def torch_is_compiling(q) -> bool:
@@ -32,8 +32,8 @@ def torch_is_compiling(q) -> bool:
 
     Nothing here looks at sys.modules: while torch traces, that table grows under its feet.
     """
-    if _torch is not None:
-        return _torch.compiler.is_compiling()
+    if _is_compiling is not None:
+        return _is_compiling()
     if not hasattr(q, "requires_grad"):  # no tensor of torch's
         return False
     import torch
@@ -92,17 +92,16 @@ def run_decode(launch, arrays: tuple, plan_at: int, workspace):
     tensors, pointer = launch.tensors, launch.adaptor.pointer
     if launch.tracks_grad and q.requires_grad:
         launch.adaptor.warn_of_grad(q)
-    given_out = out
     if out is None:
         out = launch.new_out()
     if lse is None:
         lse = launch.new_lse()
     if launch.is_empty:
         return out, lse
-    tensors.q = pointer(q)
+    tensors.q = q_at = pointer(q)
     launch.kv.data = pointer(k_cache)
-    tensors.out = pointer(out)
-    if given_out is not None and tensors.out == tensors.q:
+    tensors.out = out_at = pointer(out)
+    if out_at == q_at:
         raise ValueError("out: lies in the memory of q, which is still read while it is written")
     tensors.lse = pointer(lse)
     if indices is None:

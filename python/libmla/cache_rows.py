@@ -12,6 +12,7 @@ from .launch import (
     cache_format,
     cache_strides,
     check_one_framework,
+    check_writable,
     describe,
     describe_strided,
     dtype_code,
@@ -88,8 +89,7 @@ def pack_kv(rows, cache, slots=None):
     rows, cache, slots = adopt(rows, "rows"), adopt(cache, "cache"), adopt(slots, "slots")
     adaptor = adaptor_of(rows, "rows")
     args, device = _pack_args(adaptor, rows, cache, slots)
-    if not adaptor.writable(cache):
-        raise ValueError("cache: cannot be written to")
+    check_writable(adaptor, cache=cache)
     _run_pack(lib.mla_pack, adaptor, args, device)
     return cache
 
@@ -117,6 +117,7 @@ def unpack_kv(cache, slots=None, *, out=None):
         out = adaptor.maker((count, h_kv, d_qk), kind, cache)()
         out[:] = 0
     args, device = _pack_args(adaptor, out, cache, slots)
+    check_writable(adaptor, out=out)
     _run_pack(lib.mla_unpack, adaptor, args, device)
     return out
 
@@ -158,6 +159,7 @@ def merge(outs, lses, *, out=None, lse=None, lse_empty_pos_inf: bool = False):
     seen, seen_lse = describe(adaptor, out, "out"), describe_strided(adaptor, lse, "lse")
     expect(seen, "out", None, first.device, first.shape, "[b, s_q, h_q, 512]")
     expect(seen_lse, "lse", F32, first.device, (b, h_q, s_q), "[b, h_q, s_q]")
+    check_writable(adaptor, out=out, lse=lse)
     if 0 in (b, s_q):
         return out, lse
     pointers = ctypes.c_void_p * len(outs)

@@ -179,7 +179,10 @@ def _is_batch_invariant(metadata) -> bool:
         return not own and _asks_one_partition(table)
     if _asks_one_partition(_attributes(metadata).get("tile_scheduler_metadata")):
         return True
-    return hasattr(metadata, "shape") and _asks_one_partition(metadata)
+    try:
+        return metadata.shape == _ONE_PARTITION
+    except AttributeError:  # no array; what it is, is asked later
+        return False
 
 
 def _attributes(metadata) -> dict:

@@ -36,6 +36,13 @@ def check_one_framework(adaptor, **arrays) -> None:
                             f"{adaptor.name} arrays")
 
 
+def check_writable(adaptor, **arrays) -> None:
+    """Refuses an array for results that may not be written to, naming the argument."""
+    for name, array in arrays.items():
+        if array is not None and not adaptor.writable(array):
+            raise ValueError(f"{name}: cannot be written to")
+
+
 def describe_strided(adaptor, array, name: str):
     """Description of an array of any strides."""
     check_one_framework(adaptor, **{name: array})
@@ -288,9 +295,7 @@ def _prepare_outputs(adaptor, problem, tensors, device, q_kind, out, lse) -> Non
         seen = describe_strided(adaptor, lse, "lse")
         expect(seen, "lse", F32, device, (b, h_q, s_q), "[b, h_q, s_q]")
         tensors.lse_stride = abi.Stride3(*lse_strides(seen))
-    for array, name in ((out, "out"), (lse, "lse")):
-        if array is not None and not adaptor.writable(array):
-            raise ValueError(f"{name}: cannot be written to")
+    check_writable(adaptor, out=out, lse=lse)
 
 
 def _check_options(head_dim_v, causal, indices, extra_k_cache, extra_indices, lengths) -> None:

@@ -20,6 +20,11 @@ def test_the_arguments_themselves_are_right():
     libmla.flash_mla_with_kvcache(**arguments())
 
 
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
 def expanded(array):
     return np.lib.stride_tricks.as_strided(array, array.shape, (0,) * (array.ndim - 1) + (2,))
 
@@ -30,6 +35,8 @@ WRONG = [
     ("q", np.zeros((2, 3, 8, 100), np.float16), ValueError, "k_cache: rows have 576"),
     ("q", np.zeros((2, 3, 8, 1152), np.float16)[..., ::2], ValueError, "q: the last dimension"),
     ("q", expanded(np.zeros((2, 3, 8, 576), np.float16)), ValueError, "q: is expanded"),
+    ("q", np.zeros((2, 3, 8, 576), ">f2"), TypeError, "q: dtype must be of this machine's byte"),
+    ("cache_seqlens", np.array([20, 10], ">i4"), TypeError, "cache_seqlens: dtype must be of this"),
     ("q", [1.0], TypeError, "q: expected"),
     ("q", None, TypeError, "q: expected"),
     ("k_cache", None, TypeError, "k_cache: is None"),
@@ -63,6 +70,8 @@ WRONG = [
     ("extra_k_cache", np.zeros((4, 16, 1, 576), np.float16), ValueError, "extra_indices_in_kv"),
     ("out", np.zeros((2, 3, 8, 511), np.float16), ValueError, "out: expected shape"),
     ("out", np.broadcast_to(np.float16(0), (2, 3, 8, 512)), ValueError, "out: "),
+    ("out", read_only(np.zeros((2, 3, 8, 512), np.float16)), ValueError, "out: cannot be written"),
+    ("lse", read_only(np.zeros((2, 8, 3), np.float32)), ValueError, "lse: cannot be written"),
     ("lse", np.zeros((2, 3, 8), np.float32), ValueError, "lse: expected shape"),
     ("workspace", np.zeros(4, np.int32), ValueError, "workspace: expected"),
     ("workspace", b"1234", TypeError, "workspace: expected"),
@@ -122,6 +131,18 @@ def test_schedule_of_another_batch():
     (lambda: libmla.merge([], []), ValueError, "outs, lses"),
     (lambda: libmla.merge([np.zeros((1, 1, 2, 512), np.float32)], [np.zeros((1, 1, 2), "f4")]),
      ValueError, r"lses\[0\]: expected shape"),
+    (lambda: libmla.merge([np.ones((1, 1, 2, 512), "f4")], [np.zeros((1, 2, 1), "f4")],
+                          out=read_only(np.zeros((1, 1, 2, 512), "f4"))), ValueError,
+     "out: cannot be written"),
+    (lambda: libmla.merge([np.ones((1, 1, 2, 512), "f4")], [np.zeros((1, 2, 1), "f4")],
+                          lse=read_only(np.zeros((1, 2, 1), "f4"))), ValueError,
+     "lse: cannot be written"),
+    (lambda: libmla.unpack_kv(np.ones((1, 4, 1, 576), np.float16),
+                              out=read_only(np.zeros((4, 1, 576), np.float16))), ValueError,
+     "out: cannot be written"),
+    (lambda: libmla.pack_kv(np.ones((4, 576), np.float16),
+                            read_only(np.zeros((1, 4, 1, 576), np.float16))), ValueError,
+     "cache: cannot be written"),
     (lambda: libmla.fp8_cache(-1, 64, 656, np.zeros(1)), ValueError, "num_blocks = -1"),
     (lambda: libmla.fp8_cache(1, 0, 656, np.zeros(1)), ValueError, "page_size = 0"),
     (lambda: libmla.fp8_cache(1, 64, 600, np.zeros(1)), ValueError, "row_bytes"),

@@ -109,7 +109,6 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-@pytest.mark.skipif(sys.version_info < (3, 9), reason="os.waitstatus_to_exitcode")
 def test_a_forked_child_computes_with_one_thread():
     from libmla.library import lib_path
 

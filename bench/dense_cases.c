@@ -80,9 +80,11 @@ const test_case dense_cases[] = {
     {"few page 16", 4, 1, 16, 1, 300, 16, EDGES, 10},
     {"few strided", 3, 2, 48, 1, 500, 64, VARIED, 10, .strided = true},
     {"few kv heads", 2, 2, 64, 4, 500, 64, VARIED, 10, .causal = true},
-    {"huge values split", 2, 1, 128, 1, 3000, 64, VARIED, 0, .huge = true},
-    {"huge values split f16", 2, 1, 128, 1, 3000, 64, VARIED, 0, .huge = true, .f16 = true},
-    {"huge values few", 1, 1, 16, 1, 1000, 64, EQUAL, 0, .huge = true},
+    {"huge values split", 2, 1, 128, 1, 3000, 64, VARIED, 0, .size = 3e8f},
+    {"huge values split f16", 2, 1, 128, 1, 3000, 64, VARIED, 0, .size = 4e4f, .f16 = true},
+    {"tiny values split", 2, 1, 128, 1, 3000, 64, VARIED, 0, .size = 1e-8f},
+    {"tiniest values split", 3, 1, 16, 1, 3000, 64, VARIED, 0, .size = 1e-30f},
+    {"huge values few", 1, 1, 16, 1, 1000, 64, EQUAL, 0, .size = 3e8f},
     {"merge 2 shares", 5, 1, 16, 1, 3000, 64, VARIED, 1, 40},
     {"merge wide", 40, 1, 128, 1, 900, 64, VARIED, 1, 132},
     {"merge 256 narrow", 1, 1, 128, 1, 40000, 64, EQUAL, 1, 256},
@@ -129,10 +131,11 @@ static mla_problem case_problem(const test_case *c)
 static void fill_page(const test_case *c, case_data *d, int64_t page, int64_t tokens)
 {
     const int64_t d_qk = d->problem.d_qk;
-    const float size = !c->huge ? 1 : c->f16 ? 4e4f : 3e8f;
+    const bool around = c->size != 0;
     for (int64_t i = 0; i < tokens * c->h_kv * d_qk; i++) {
-        const float value = (c->huge ? 1 : 0) + random_normal() * 0.1f;
-        d->kv[page * d->kv_page_stride + i] = mla_elem_from_f32(d->problem.dtype, value * size);
+        const float value = random_normal() * 0.1f;
+        d->kv[page * d->kv_page_stride + i] = mla_elem_from_f32(
+            d->problem.dtype, around ? (1 + value) * c->size : value);
     }
 }
 

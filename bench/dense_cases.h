@@ -18,7 +18,7 @@ typedef struct test_case {
     int32_t num_parts;
     bool f16, causal, batch_invariant, strided, d512;
     bool last_nan; /* the last key of every third request is NaN: later tokens see it */
-    bool huge;     /* the cache holds numbers around 3e8, or 4e4 in fp16 */
+    float size;    /* not 0: the cache holds numbers around this one */
     double scale;  /* 0: the default */
 } test_case;
 

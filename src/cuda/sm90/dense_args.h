@@ -43,8 +43,8 @@ typedef struct mla_sm90_dense_smem {
 
 /*
  * A piece's share of a split request: 64 rows of 512 normalised values. They are fp16, of rows that
- * a power of two brought into its range where they were larger, column tile by column tile; half
- * the bytes of FP32, and these bytes bound the splits of small batches. The order is that in which
+ * a power of two brought into its range, column tile by column tile; half the bytes of FP32, and
+ * these bytes bound the splits of small batches. The order is that in which
  * accumulators are held, so that every access is 512 bytes a warp: 4 warps, 32 pairs of column
  * groups of 8, 32 lanes; then of both groups two columns of a row and two of the row 8 below.
  */

@@ -57,11 +57,12 @@ __device__ __forceinline__ void largest_values(const float *o, float &top0, floa
     }
 }
 
-/* The least k >= 0 with top / 2^k < 2^15. */
+/* The k with 2^14 <= top / 2^k < 2^15, as long as 2^k and its inverse are normal numbers with room
+ * for the sums beside them. */
 __device__ __forceinline__ int32_t shift_to_f16(float top)
 {
     const int32_t exponent = (int32_t)(__float_as_uint(top) >> 23 & 255) - 127;
-    return exponent < 128 ? max(exponent - 14, 0) : 0;
+    return exponent < 128 ? max(exponent - 14, -100) : 0;
 }
 
 __device__ __forceinline__ float power_of_2(int32_t exponent)

@@ -94,6 +94,7 @@ __device__ __forceinline__ mla_part_walk walk_begin(const Args &any, const mla_p
 template <class Args>
 __device__ __forceinline__ bool walk_next(const Args &any, mla_part_walk &walk, mla_piece &piece)
 {
+    const mla_sm90_dense_args &args = rows_of(any);
     const bool last = walk.begin_req == walk.end_req;
     if (walk.begin_req > walk.end_req || (last && walk.end_block == 0)) {
         return false;
@@ -106,7 +107,8 @@ __device__ __forceinline__ bool walk_next(const Args &any, mla_part_walk &walk, 
                                   MLA_BLOCK_TOKENS);
     piece.begin = walk.begin_block;
     piece.end = min(seen, last ? walk.end_block : blocks);
-    piece.split = walk.begin_block > 0 || last;
+    /* Without partials nothing is split, whatever the plan's bytes say. */
+    piece.split = (walk.begin_block > 0 || last) && args.partials != nullptr;
     piece.partial = walk.begin_block == 0 ? 1 : 0;
     walk.begin_req++;
     walk.begin_block = 0;

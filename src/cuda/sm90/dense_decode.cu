@@ -29,14 +29,10 @@ template <bool f16> __device__ __forceinline__ void dense_decode(const mla_sm90_
     wait_dependencies();
     const cta_place place = find_place(args);
     const int32_t role = __shfl_sync(0xffffffffu, (int32_t)threadIdx.x / WARPGROUP, 0);
-    if (role == LEFT) {
+    if (role != PRODUCER) {
         setmaxnreg_inc<CONSUMER_REGS>();
         bar_sync<BAR_INIT, MLA_SM90_THREADS>();
-        consume<f16, paged_keys, LEFT>(args, place);
-    } else if (role == RIGHT) {
-        setmaxnreg_inc<CONSUMER_REGS>();
-        bar_sync<BAR_INIT, MLA_SM90_THREADS>();
-        consume<f16, paged_keys, RIGHT>(args, place);
+        consume<f16, paged_keys>(args, place, role);
     } else {
         setmaxnreg_dec<PRODUCER_REGS>();
         produce(args, place);

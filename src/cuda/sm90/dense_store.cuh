@@ -159,10 +159,10 @@ __device__ __forceinline__ float row_factor(const mla_sm90_dense_args &args, con
 }
 
 /* Normalises and stores this warpgroup's 256 columns; the left one also stores the lse. */
-template <bool f16, int side>
+template <bool f16>
 __device__ __forceinline__ void store_piece(const mla_sm90_dense_args &args, cta_place place,
                                             const mla_piece &piece, const float (&o)[128],
-                                            const row_state &rows)
+                                            const row_state &rows, int32_t side)
 {
     int32_t thread = (int32_t)threadIdx.x % WARPGROUP;
     forget_origin(place, thread);
@@ -176,9 +176,8 @@ __device__ __forceinline__ void store_piece(const mla_sm90_dense_args &args, cta
 }
 
 /* A piece without keys: zeros, or a partial whose lse alone says that it is not to be read. */
-template <int side>
 __device__ __forceinline__ void store_empty_piece(const mla_sm90_dense_args &args, cta_place place,
-                                                  const mla_piece &piece)
+                                                  const mla_piece &piece, int32_t side)
 {
     int32_t thread = (int32_t)threadIdx.x % WARPGROUP;
     forget_origin(place, thread);

@@ -108,10 +108,10 @@ __device__ __forceinline__ void attend_sparse(const mla_sm90_sparse_args &args)
     const int32_t role = __shfl_sync(0xffffffffu, (int32_t)threadIdx.x / WARPGROUP, 0);
     if (role == LEFT) {
         setmaxnreg_inc<Keys::consumer_regs>();
-        consume<f16, Keys, LEFT>(args, place);
+        consume<f16, Keys>(args, place, LEFT);
     } else if (role == RIGHT) {
         setmaxnreg_inc<Keys::consumer_regs>();
-        consume<f16, Keys, RIGHT>(args, place);
+        consume<f16, Keys>(args, place, RIGHT);
     } else {
         setmaxnreg_dec<Keys::producer_regs>();
         Keys::produce(args, place);

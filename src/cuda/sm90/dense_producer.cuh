@@ -5,24 +5,50 @@
 #include "dense_cta.cuh"
 #include "ptx/tma.cuh"
 
+/* Where a block lies that lies in one page. */
+struct block_page {
+    int32_t page;
+    int32_t first_token; /* in the page */
+};
+
 /*
  * The page of a block, where a block lies in one. It is looked up before it is known whether the
  * request has such a block: the table has an entry of any value then, and nothing is copied.
  */
-__device__ __forceinline__ int32_t look_up_page(const mla_sm90_dense_args &args, int32_t req,
-                                                int32_t block)
+__device__ __forceinline__ block_page look_up_page(const mla_sm90_dense_args &args, int32_t req,
+                                                   int32_t block)
 {
-    if (args.page_blocks == 0 || req >= args.batch || block >= args.max_tokens / MLA_BLOCK_TOKENS) {
-        return 0;
+    block_page at = {0, 0};
+    if (args.page_blocks > 0 && req < args.batch && block < args.max_tokens / MLA_BLOCK_TOKENS) {
+        const int32_t idx = divide(block, args.page_blocks_inverse);
+        at.first_token = (block - idx * args.page_blocks) * MLA_BLOCK_TOKENS;
+        at.page = load_now(args.block_table + req * args.block_table_stride + idx);
     }
-    return load_now(args.block_table + req * args.block_table_stride +
-                    divide(block, args.page_blocks_inverse));
+    return at;
 }
 
-/* Copies one block's tile `tile` of K; a page smaller than the block takes several boxes. Pages
- * past the request's last token are not looked up: the table's entry may be anything. */
+/* Copies one block's tile of K, box by box, where pages are smaller than the block. Pages past the
+ * request's last token are not looked up: the table's entry may be anything. */
+__device__ __forceinline__ void copy_small_pages(const mla_sm90_dense_args &args,
+                                                 const mla_piece &piece, int32_t block, uint32_t to,
+                                                 uint32_t full, int32_t column, int32_t kv_head)
+{
+    const int32_t *pages = args.block_table + piece.req * args.block_table_stride +
+                           block * args.block_pages;
+    const int32_t page_bytes = args.page_size * MLA_SM90_TILE_COLS * 2;
+    const int32_t tokens = min(MLA_BLOCK_TOKENS, piece.tokens - block * MLA_BLOCK_TOKENS);
+    const int32_t num_pages = ceil_div(tokens * args.block_pages, MLA_BLOCK_TOKENS);
+    mbarrier_arrive_expect_tx(full, num_pages * page_bytes);
+#pragma unroll 1
+    for (int32_t i = 0; i < num_pages; ++i) {
+        tma_load_4d(to + i * page_bytes, &args.kv_map, full, kL2EvictFirst, column, 0, pages[i],
+                    kv_head);
+    }
+}
+
+/* Copies one block's tile `tile` of K. */
 __device__ __forceinline__ void copy_k_tile(const mla_sm90_dense_args &args, const mla_piece &piece,
-                                            int32_t block, int32_t page, int32_t buffer,
+                                            int32_t block, block_page at, int32_t buffer,
                                             int32_t tile, int32_t kv_head)
 {
     mla_sm90_dense_smem &sm = shared();
@@ -30,21 +56,11 @@ __device__ __forceinline__ void copy_k_tile(const mla_sm90_dense_args &args, con
     const uint32_t to = smem_addr(sm.k[buffer][tile]);
     const int32_t column = tile * MLA_SM90_TILE_COLS;
     if (args.page_blocks > 0) {
-        const int32_t before = divide(block, args.page_blocks_inverse) * args.page_blocks;
         mbarrier_arrive_expect_tx(full, MLA_SM90_TILE_BYTES);
-        tma_load_4d(to, &args.kv_map, full, kL2EvictFirst, column,
-                    (block - before) * MLA_BLOCK_TOKENS, page, kv_head);
-        return;
-    }
-    const int32_t *pages = args.block_table + piece.req * args.block_table_stride +
-                           block * args.block_pages;
-    const int32_t page_bytes = args.page_size * MLA_SM90_TILE_COLS * 2;
-    const int32_t tokens = min(MLA_BLOCK_TOKENS, piece.tokens - block * MLA_BLOCK_TOKENS);
-    const int32_t num_pages = ceil_div(tokens * args.block_pages, MLA_BLOCK_TOKENS);
-    mbarrier_arrive_expect_tx(full, num_pages * page_bytes);
-    for (int32_t i = 0; i < num_pages; ++i) {
-        tma_load_4d(to + i * page_bytes, &args.kv_map, full, kL2EvictFirst, column, 0, pages[i],
+        tma_load_4d(to, &args.kv_map, full, kL2EvictFirst, column, at.first_token, at.page,
                     kv_head);
+    } else {
+        copy_small_pages(args, piece, block, to, full, column, kv_head);
     }
 }
 
@@ -79,24 +95,20 @@ __device__ __forceinline__ void produce(const mla_sm90_dense_args &args, const c
     const bool copies = lane < (half == 0 ? 4 : 5);
     uint32_t uses = 0, pieces = 0;
 
-    /* The first page is on its way together with the request's length: the other way round the
-     * compiler waits for the length first. */
-    int32_t page = look_up_page(args, first_req(args, place.part),
-                                max(place.part.begin_block, 0) + buffer);
+    /* A piece's first page is on its way together with the request's length: the other way round
+     * the compiler waits for the length first. */
+    block_page page = look_up_page(args, first_req(args, place.part),
+                                   max(place.part.begin_block, 0) + buffer);
     mla_part_walk walk = walk_begin(args, place.part, place.first_row);
     mla_piece piece;
-    bool looked_up = true;
     bar_sync<BAR_INIT, MLA_SM90_THREADS>();
-    for (; walk_next(args, walk, piece); looked_up = false) {
+    for (; walk_next(args, walk, piece); page = look_up_page(args, walk.begin_req, buffer)) {
         if (piece.begin >= piece.end) {
             continue;
         }
         if (warp == 3) {
             wait_for(sm.q_empty, ++pieces & 1);
             copy_q<false>(args, place, piece.req, lane);
-        }
-        if (!looked_up) {
-            page = look_up_page(args, piece.req, piece.begin + buffer);
         }
         for (int32_t block = piece.begin + buffer; block < piece.end; block += 2) {
             wait_for(sm.k_empty[buffer][half], ++uses & 1);

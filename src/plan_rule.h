@@ -44,6 +44,12 @@ MLA_HOST_DEVICE static inline int64_t mla_cut_length(const int32_t *lengths, int
     return lengths == NULL ? most : mla_cut_clamp(lengths[idx], most);
 }
 
+/* Blocks that cost `amount`. A division of 64 bits takes long on a GPU, and the tables have 1. */
+MLA_HOST_DEVICE static inline int64_t mla_cut_blocks(const mla_cost_model *cost, int64_t amount)
+{
+    return cost->block_cost == 1 ? amount : amount / cost->block_cost;
+}
+
 /*
  * Where a cut at `offset` cost units into a request of `blocks` blocks falls. Cuts near either
  * end move to that end, so that no part starts a request for a sliver of it.
@@ -56,7 +62,7 @@ MLA_HOST_DEVICE static inline mla_cut_pos mla_cut_at(const mla_cut_rule *rule, i
     if (rule->whole_requests) {
         return 2 * offset < mla_cut_req_cost(cost, blocks) ? begin : end;
     }
-    int64_t block = (offset - cost->request_cost + cost->block_cost / 2) / cost->block_cost;
+    int64_t block = mla_cut_blocks(cost, offset - cost->request_cost + cost->block_cost / 2);
     if (offset <= cost->request_cost || block < cost->min_piece_blocks) {
         return begin;
     }

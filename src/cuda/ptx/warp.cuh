@@ -58,6 +58,22 @@ __device__ __forceinline__ float exp2_approx(float x)
     return y;
 }
 
+/* log2 x, absolute error 2^-22; -inf for 0. */
+__device__ __forceinline__ float log2_approx(float x)
+{
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* 1 / x, 1 ulp. */
+__device__ __forceinline__ float reciprocal_approx(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* Two floats to packed 16-bit values, round to nearest even; `lo` lies in bits 0-15. */
 __device__ __forceinline__ uint32_t pack_bf16(float lo, float hi)
 {
@@ -71,6 +87,16 @@ __device__ __forceinline__ uint32_t pack_f16(float lo, float hi)
     uint32_t packed;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
     return packed;
+}
+
+/* The larger of a and |b|, of both packed values; a NaN loses. */
+__device__ __forceinline__ uint32_t max_abs_f16x2(uint32_t a, uint32_t b)
+{
+    uint32_t larger;
+    asm("{\n.reg .b32 size;\nabs.f16x2 size, %2;\nmax.f16x2 %0, %1, size;\n}\n"
+        : "=r"(larger)
+        : "r"(a), "r"(b));
+    return larger;
 }
 
 /* Two e4m3 values to two floats, exactly; `lo` is that of bits 0-7. */

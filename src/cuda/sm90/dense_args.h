@@ -31,6 +31,7 @@ typedef struct mla_sm90_dense_smem {
     uint64_t k_full[2][MLA_SM90_K_TILES];                /* copy engine -> consumers, a tile */
     uint64_t k_empty[2][2]; /* consumers -> producer, columns 0-255 and the rest */
     uint64_t q_full, q_empty;
+    uint64_t q_first;                        /* copy engine -> producer: the part's first Q */
     float row_factor[2][MLA_SM90_TILE_ROWS]; /* by which a warpgroup lowered its accumulators */
     float row_ref[2][MLA_SM90_TILE_ROWS];    /* and the softmax reference since then */
     float row_sum[2][MLA_SM90_TILE_ROWS];    /* each warpgroup's share of the denominator */
@@ -44,12 +45,13 @@ typedef struct mla_sm90_dense_smem {
 /*
  * A piece's share of a split request: 64 rows of 512 normalised values. They are fp16, of rows that
  * a power of two brought into its range, column tile by column tile; half the bytes of FP32, and
- * these bytes bound the splits of small batches. The order is that in which
- * accumulators are held, so that every access is 512 bytes a warp: 4 warps, 32 pairs of column
- * groups of 8, 32 lanes; then of both groups two columns of a row and two of the row 8 below.
+ * these bytes bound the splits of small batches. The order is that in which accumulators are held,
+ * so that every access is 512 bytes a warp: 4 warps of 16 rows, 16 chunks of 32 columns, the upper
+ * and the lower 8 rows, 32 lanes; a lane has row lane / 4, and of each of the chunk's four column
+ * groups of 8 the two columns lane % 4 * 2 and the next.
  */
 typedef struct mla_sm90_partial {
-    uint16_t values[4][MLA_SM90_D_V / 16][32][8];
+    uint16_t values[4][MLA_SM90_D_V / 32][2][32][8];
     struct mla_sm90_partial_row {
         float lse;   /* to base 2; -inf: there are no values */
         float scale; /* what the values are to be multiplied by */
@@ -77,27 +79,29 @@ typedef struct mla_sm90_dense_args {
     float *lse;                 /* may be NULL */
     const float *attn_sink;     /* [h_q], may be NULL */
     mla_sm90_partial *partials; /* NULL where no request may be split */
+    /* What the kernels need before their first copy lies together: each line of the parameters is
+     * fetched when it is first asked for. */
+    int64_t block_table_stride;
+    uint64_t row_tiles_inverse, h_kv_inverse, group_pad_inverse, page_blocks_inverse;
+    int32_t batch, s_q, h_kv;
+    int32_t row_tiles;
+    int32_t page_blocks; /* blocks of 64 keys in a page, 0 where pages are smaller */
+    int32_t max_tokens;  /* that the block table has room for */
+    int32_t group, group_pad;
+    int32_t causal;
+    int32_t d_qk;
+    int32_t q_dim_rows; /* rows of the tensor map's second dimension; the rest is its fourth */
+    int32_t req_tokens; /* requests of the plan in one entry of the batch: s_q when sparse, where
+                         * the kernels' own s_q is 1, else 1 */
+    uint64_t q_dim_rows_inverse, req_tokens_inverse;
     int64_t q_stride[3];
     int64_t out_stride[3];
     int64_t lse_stride[3];
-    int64_t block_table_stride;
     float scale_log2; /* softmax_scale * log2(e), not 0 */
     float lse_empty;
-    int32_t batch, s_q, h_kv;
-    int32_t group, group_pad;
-    int32_t q_dim_rows; /* rows of the tensor map's second dimension; the rest is its fourth */
-    int32_t row_tiles;
     int32_t max_parts; /* records in the plan */
-    int32_t d_qk;
     int32_t page_size;
-    int32_t page_blocks; /* blocks of 64 keys in a page, 0 where pages are smaller */
-    int32_t block_pages; /* then: pages in a block */
-    int32_t max_tokens;  /* that the block table has room for */
-    int32_t causal;
-    int32_t req_tokens; /* requests of the plan in one entry of the batch: s_q when sparse, where
-                         * the kernels' own s_q is 1, else 1 */
-    uint64_t group_pad_inverse, row_tiles_inverse, h_kv_inverse, q_dim_rows_inverse;
-    uint64_t page_blocks_inverse, req_tokens_inverse;
+    int32_t block_pages; /* pages in a block, where they are smaller */
 } mla_sm90_dense_args;
 
 #endif

@@ -64,25 +64,46 @@ __device__ __forceinline__ void copy_k_tile(const mla_sm90_dense_args &args, con
     }
 }
 
-/* Q's first eight tiles, or all nine where P leaves room for the last, once the consumers have issued and finished their last use of the old. */
+/* Q's first eight tiles, or all nine where P leaves room for the last, whose bytes complete on
+ * `full`. The consumers have issued and finished their last use of the old. */
 template <bool shares_p>
 __device__ __forceinline__ void copy_q(const mla_sm90_dense_args &args, const cta_place &place,
-                                       int32_t req, int32_t lane)
+                                       int32_t req, int32_t lane,
+                                       const uint64_t &full = shared().q_full)
 {
     mla_sm90_dense_smem &sm = shared();
-    const uint32_t full = smem_addr(&sm.q_full);
     if (lane == 0) {
-        mbarrier_arrive_expect_tx(full, sizeof sm.q + (shares_p ? MLA_SM90_TILE_BYTES : 0));
+        mbarrier_arrive_expect_tx(smem_addr(&full),
+                                  sizeof sm.q + (shares_p ? MLA_SM90_TILE_BYTES : 0));
     }
     __syncwarp();
     if (lane < MLA_SM90_Q_TILES + (shares_p ? 1 : 0)) {
         const int32_t entry = divide(req, args.req_tokens_inverse);
         const int32_t token = divide(place.first_row, args.q_dim_rows_inverse);
         const void *to = lane < MLA_SM90_Q_TILES ? sm.q[lane] : sm.p[RIGHT];
-        tma_load_5d(smem_addr(to), &args.q_map, full, kL2EvictLast, lane * MLA_SM90_TILE_COLS,
-                    place.first_row - token * args.q_dim_rows, place.kv_head,
-                    token + req - entry * args.req_tokens, entry);
+        tma_load_5d(smem_addr(to), &args.q_map, smem_addr(&full), kL2EvictLast,
+                    lane * MLA_SM90_TILE_COLS, place.first_row - token * args.q_dim_rows,
+                    place.kv_head, token + req - entry * args.req_tokens, entry);
     }
+}
+
+/* Brings Q of the next piece with keys. `early` is the request whose Q is on its way already, -1 if
+ * there is none: mostly it is this one. */
+__device__ __forceinline__ void bring_q(const mla_sm90_dense_args &args, const cta_place &place,
+                                        int32_t req, int32_t lane, int32_t &early, uint32_t &pieces)
+{
+    mla_sm90_dense_smem &sm = shared();
+    wait_for(sm.q_empty, ++pieces & 1);
+    if (early >= 0) {
+        wait_for(sm.q_first, 0);
+    }
+    if (req != early) {
+        copy_q<false>(args, place, req, lane);
+    } else if (lane == 0) {
+        mbarrier_arrive(smem_addr(&sm.q_full));
+    }
+    early = -1;
+    __syncwarp();
 }
 
 /* Warp 2 * buffer + half fills that half of that buffer; the last warp also fetches Q. */
@@ -96,19 +117,25 @@ __device__ __forceinline__ void produce(const mla_sm90_dense_args &args, const c
     uint32_t uses = 0, pieces = 0;
 
     /* A piece's first page is on its way together with the request's length: the other way round
-     * the compiler waits for the length first. */
-    block_page page = look_up_page(args, first_req(args, place.part),
-                                   max(place.part.begin_block, 0) + buffer);
+     * the compiler waits for the length first. So is the part's first Q, before it is known whether
+     * its request has keys: behind K's first copies it would share the way to shared memory. */
+    const int32_t req = first_req(args, place.part);
+    block_page page = look_up_page(args, req, max(place.part.begin_block, 0) + buffer);
     mla_part_walk walk = walk_begin(args, place.part, place.first_row);
     mla_piece piece;
+    int32_t early = -1;
     bar_sync<BAR_INIT, MLA_SM90_THREADS>();
+    if (warp == 3 && req < args.batch) {
+        early = req;
+        copy_q<false>(args, place, req, lane, sm.q_first);
+        __syncwarp();
+    }
     for (; walk_next(args, walk, piece); page = look_up_page(args, walk.begin_req, buffer)) {
         if (piece.begin >= piece.end) {
             continue;
         }
         if (warp == 3) {
-            wait_for(sm.q_empty, ++pieces & 1);
-            copy_q<false>(args, place, piece.req, lane);
+            bring_q(args, place, piece.req, lane, early, pieces);
         }
         for (int32_t block = piece.begin + buffer; block < piece.end; block += 2) {
             wait_for(sm.k_empty[buffer][half], ++uses & 1);
@@ -118,6 +145,9 @@ __device__ __forceinline__ void produce(const mla_sm90_dense_args &args, const c
             __syncwarp();
             page = look_up_page(args, piece.req, block + 2);
         }
+    }
+    if (early >= 0) {
+        wait_for(sm.q_first, 0); /* a copy must not outlive the CTA */
     }
 }
 

@@ -121,7 +121,7 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
         if (accumulate) {
             /* P1 V1_L of the previous pair, queued behind S0: it runs during the softmax. */
             bar_sync<BAR_P1_READY, CONSUMERS>();
-            follow_references(o, rows, RIGHT);
+            follow_references(o, true, rows, RIGHT);
             drop_values<f16, Keys, LEFT>(piece, block - 1, all_see);
             wgmma_fence();
             pv_ss<f16>(o, sm.p[Keys::shares_p ? LEFT : RIGHT], v1, 1);
@@ -136,7 +136,7 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
         }
         hide_keys<f16, Keys, LEFT>(args, piece, s, block, all_see, row);
         rows.raised = 0;
-        softmax_half<f16, 0>(s, o, p, scale, rows, LEFT);
+        softmax_half<f16, 0>(s, o, accumulate, p, scale, rows, LEFT);
         if (accumulate) {
             /* P1 V1_L of the previous pair ran behind S0 and is done about now. Left until P0 V0_L
              * is done too, its keys' successors come 700 clocks too late for S1. */
@@ -150,7 +150,7 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
         if constexpr (Keys::maxima) {
             note_tops<0>(scale, s, rows);
         }
-        softmax_half<f16, 1>(s, o, p, scale, rows, LEFT);
+        softmax_half<f16, 1>(s, o, true, p, scale, rows, LEFT);
         wgmma_fence();
         pv_rs<f16>(o, p, v0, 2, 1);
         pv_rs<f16>(o, p, v0, 3, 1);
@@ -174,7 +174,7 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
         }
     }
     bar_sync<BAR_P1_READY, CONSUMERS>();
-    follow_references(o, rows, RIGHT);
+    follow_references(o, true, rows, RIGHT);
     drop_values<f16, Keys, LEFT>(piece, block - 1, all_see);
     wgmma_fence();
     pv_ss<f16>(o, sm.p[Keys::shares_p ? LEFT : RIGHT], v1, 1);
@@ -205,7 +205,7 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
     int32_t accumulate = 0;
     for (int32_t block = piece.begin + 1;; block += 2) {
         bar_sync<BAR_P0_READY, CONSUMERS>();
-        follow_references(o, rows, LEFT);
+        follow_references(o, accumulate, rows, LEFT);
         drop_values<f16, Keys, RIGHT>(piece, block - 1, all_see);
         wgmma_fence();
         pv_ss<f16>(o, sm.p[0], v0, accumulate);
@@ -241,8 +241,8 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
         }
         hide_keys<f16, Keys, RIGHT>(args, piece, s, block, all_see, row);
         rows.raised = 0;
-        softmax_half<f16, 0>(s, o, p, scale, rows, RIGHT);
-        softmax_half<f16, 1>(s, o, p, scale, rows, RIGHT);
+        softmax_half<f16, 0>(s, o, true, p, scale, rows, RIGHT);
+        softmax_half<f16, 1>(s, o, true, p, scale, rows, RIGHT);
         store_p<Keys::shares_p>(p, RIGHT, rows.raised);
         bar_arrive<BAR_P1_READY, CONSUMERS>();
         wgmma_fence();
@@ -345,6 +345,7 @@ template <class Keys> __device__ __forceinline__ void set_up_barriers()
         }
         mbarrier_init(smem_addr(&sm.q_full), 1);
         mbarrier_init(smem_addr(&sm.q_empty), 8);
+        mbarrier_init(smem_addr(&sm.q_first), 1);
         fence_mbarrier_init();
     }
 }

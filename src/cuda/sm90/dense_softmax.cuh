@@ -67,12 +67,6 @@ __device__ __forceinline__ void exponentials(const float *s, float (&p)[16], flo
     }
 }
 
-__device__ __forceinline__ float quad_max(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-
 /* Factor that takes values from the old reference to the new one; both may still be -inf. */
 __device__ __forceinline__ float reference_factor(float from, float to)
 {
@@ -160,11 +154,13 @@ template <bool f16> __device__ __forceinline__ float sum_limit()
 /*
  * Numerators of 32 keys (half 0 or 1 of the block) from S, packed as A operand. In the rare case
  * that a sum is too large, infinite or NaN, the references are raised, and everything that was
- * computed against the old ones is rescaled: accumulators, sums, the first half's numerators.
+ * computed against the old ones is rescaled: accumulators, if they hold anything yet, sums, the
+ * first half's numerators.
  */
 template <bool f16, int half, int n>
-__device__ __forceinline__ void softmax_half(const float (&s)[32], float (&o)[n], uint32_t (&p)[16],
-                                             float scale, row_state &rows, int32_t side)
+__device__ __forceinline__ void softmax_half(const float (&s)[32], float (&o)[n], bool any_o,
+                                             uint32_t (&p)[16], float scale, row_state &rows,
+                                             int32_t side)
 {
     float numerators[16], sum0, sum1;
     exponentials(s + 16 * half, numerators, scale, rows.ref0, rows.ref1, sum0, sum1);
@@ -174,7 +170,9 @@ __device__ __forceinline__ void softmax_half(const float (&s)[32], float (&o)[n]
         wgmma_wait<0>();
         wgmma_pin(o);
         raise_references<half>(s, scale, rows, side, factor0, factor1);
-        scale_rows(o, factor0, factor1);
+        if (any_o) {
+            scale_rows(o, factor0, factor1);
+        }
         if constexpr (half == 1) {
             const uint32_t pair0 = pack_pair<f16>(factor0, factor0);
             const uint32_t pair1 = pack_pair<f16>(factor1, factor1);
@@ -197,14 +195,17 @@ __device__ __forceinline__ void softmax_half(const float (&s)[32], float (&o)[n]
 }
 
 /* Takes over what the other warpgroup's block did to the references. */
-__device__ __forceinline__ void follow_references(float (&o)[128], row_state &rows, int32_t from)
+__device__ __forceinline__ void follow_references(float (&o)[128], bool any_o, row_state &rows,
+                                                  int32_t from)
 {
     const mla_sm90_dense_smem &sm = shared();
     const int32_t warp = (int32_t)threadIdx.x % 128 / 32;
     if (sm.raised[from][warp]) {
         const int32_t row = warp * 16 + (int32_t)threadIdx.x % 32 / 4;
         const float factor0 = sm.row_factor[from][row], factor1 = sm.row_factor[from][row + 8];
-        scale_rows(o, factor0, factor1);
+        if (any_o) {
+            scale_rows(o, factor0, factor1);
+        }
         rows.sum0 *= factor0;
         rows.sum1 *= factor1;
         rows.ref0 = sm.row_ref[from][row];

@@ -18,8 +18,8 @@ __device__ __forceinline__ void store_lse(const mla_sm90_dense_args &args, const
 {
     const mla_tile_row at = tile_row(args, place.first_row + row);
     if (at.exists) {
-        args.lse[row_offset(args, args.lse_stride, piece.req, place.kv_head, at)] =
-            sum == 0 ? args.lse_empty : (ref + log2f(sum)) * 0.69314718055994531f;
+        args.lse[row_offset(args, args.lse_stride, piece.req, place.kv_head, at)] = natural_lse(
+            args, ref, sum);
     }
 }
 
@@ -70,33 +70,64 @@ __device__ __forceinline__ float power_of_2(int32_t exponent)
     return __uint_as_float((uint32_t)(127 + exponent) << 23);
 }
 
-/* Stores `n` accumulators, times a factor for each of a lane's rows, as part of a partial. */
-template <int n>
-__device__ __forceinline__ void store_partial(const mla_sm90_dense_args &args,
-                                              const cta_place &place, const mla_piece &piece,
-                                              const float *o, int32_t row, int32_t first_column,
-                                              const row_state &rows, float factor0, float factor1)
+/* Whether a lane's largest value of a row lies where fp16 serves all of them well. `most` has the
+ * largest magnitudes of even and of odd columns. */
+__device__ __forceinline__ bool serves_f16(uint32_t most)
 {
-    mla_sm90_partial &partial = partial_of(args, place, piece);
-    float top0, top1;
-    largest_values<n>(o, top0, top1);
-    const int32_t shift0 = shift_to_f16(quad_max(top0) * factor0);
-    const int32_t shift1 = shift_to_f16(quad_max(top1) * factor1);
-    factor0 *= power_of_2(-shift0);
-    factor1 *= power_of_2(-shift1);
-    uint4 *to = (uint4 *)partial.values[row / 16][first_column / 16] + threadIdx.x % 32;
+    const uint32_t largest = max(most & 0xffff, most >> 16);
+    const uint32_t least = 0x1400, limit = 0x7800; /* 2^-10 and 2^15 */
+    return largest - least < limit - least;
+}
+
+/* Stores `n` accumulators, times a factor for each of a lane's rows, as values of a partial. Returns
+ * the largest magnitudes that it stored, of even and of odd columns. */
+template <int n>
+__device__ __forceinline__ uint2 store_f16(uint4 *to, const float *o, float factor0, float factor1)
+{
+    uint2 most = make_uint2(0, 0);
 #pragma unroll
     for (int32_t i = 0; i < n / 8; ++i) {
-        const float *x = o + 8 * i;
-        to[i * 32] = make_uint4(
-            pack_f16(x[0] * factor0, x[1] * factor0), pack_f16(x[2] * factor1, x[3] * factor1),
-            pack_f16(x[4] * factor0, x[5] * factor0), pack_f16(x[6] * factor1, x[7] * factor1));
+        const float *x = o + i / 2 * 16 + i % 2 * 2, factor = i % 2 == 0 ? factor0 : factor1;
+        const uint4 words = make_uint4(
+            pack_f16(x[0] * factor, x[1] * factor), pack_f16(x[4] * factor, x[5] * factor),
+            pack_f16(x[8] * factor, x[9] * factor), pack_f16(x[12] * factor, x[13] * factor));
+        uint32_t &of_row = i % 2 == 0 ? most.x : most.y;
+        of_row = max_abs_f16x2(max_abs_f16x2(of_row, words.x), words.y);
+        of_row = max_abs_f16x2(max_abs_f16x2(of_row, words.z), words.w);
+        to[i * 32] = words;
+    }
+    return most;
+}
+
+/*
+ * Stores `n` accumulators as part of a partial. `factor0` and `factor1` normalise a lane's rows:
+ * the merge multiplies by them. The values are stored as they are where their sizes suit fp16, and
+ * otherwise again, with a power of two for each row.
+ */
+template <int n>
+__device__ __forceinline__ void
+store_partial(const mla_sm90_dense_args &args, const cta_place &place, const mla_piece &piece,
+              const float *o, int32_t row, int32_t first_column, bool exists0, bool exists1,
+              const row_state &rows, float factor0, float factor1)
+{
+    mla_sm90_partial &partial = partial_of(args, place, piece);
+    uint4 *to = (uint4 *)partial.values[row / 16][first_column / 32] + threadIdx.x % 32;
+    const uint2 most = store_f16<n>(to, o, 1, 1);
+    const bool suits = (!exists0 || serves_f16(most.x)) && (!exists1 || serves_f16(most.y));
+    if (!__all_sync(0xffffffffu, suits)) {
+        float top0, top1;
+        largest_values<n>(o, top0, top1);
+        const int32_t shift0 = shift_to_f16(quad_max(top0));
+        const int32_t shift1 = shift_to_f16(quad_max(top1));
+        factor0 *= power_of_2(shift0);
+        factor1 *= power_of_2(shift1);
+        store_f16<n>(to, o, power_of_2(-shift0), power_of_2(-shift1));
     }
     if (threadIdx.x % 4 == 0) {
-        const mla_sm90_partial::mla_sm90_partial_row row0 = {rows.ref0 + log2f(rows.sum0),
-                                                             power_of_2(shift0)};
-        const mla_sm90_partial::mla_sm90_partial_row row1 = {rows.ref1 + log2f(rows.sum1),
-                                                             power_of_2(shift1)};
+        const mla_sm90_partial::mla_sm90_partial_row row0 = {rows.ref0 + log2_approx(rows.sum0),
+                                                             factor0};
+        const mla_sm90_partial::mla_sm90_partial_row row1 = {rows.ref1 + log2_approx(rows.sum1),
+                                                             factor1};
 #pragma unroll
         for (int32_t i = 0; i < n / 32; ++i) {
             partial.rows[first_column / MLA_SM90_TILE_COLS + i][row] = row0;
@@ -117,7 +148,8 @@ store_columns_of(const mla_sm90_dense_args &args, const cta_place &place, const 
     const mla_tile_row at1 = tile_row(args, place.first_row + row + 8);
     if (piece.split) {
         if (__any_sync(0xffffffffu, at0.exists || at1.exists)) {
-            store_partial<n>(args, place, piece, o, row, first_column, rows, factor0, factor1);
+            store_partial<n>(args, place, piece, o, row, first_column, at0.exists, at1.exists, rows,
+                             factor0, factor1);
         }
         return;
     }
@@ -132,8 +164,7 @@ store_columns_of(const mla_sm90_dense_args &args, const cta_place &place, const 
     }
 #pragma unroll
     for (int32_t i = 0; i < n / 16; ++i) {
-        store_columns<f16>(o + 16 * i, out0 ? out0 + 32 * i : nullptr,
-                           out1 ? out1 + 32 * i : nullptr, factor0, factor1);
+        store_columns<f16>(o + 16 * i, out0, out1, 32 * i, factor0, factor1);
     }
 }
 
@@ -152,10 +183,11 @@ __device__ __forceinline__ float row_factor(const mla_sm90_dense_args &args, con
     if (sum == 0) {
         return 0;
     }
+    const float factor = reciprocal_approx(sum);
     if (args.attn_sink == nullptr || piece.split) {
-        return 1 / sum;
+        return factor;
     }
-    return sink_factor(args, place.kv_head, place.first_row + row, ref + log2f(sum)) / sum;
+    return sink_factor(args, place.kv_head, place.first_row + row, ref + log2_approx(sum)) * factor;
 }
 
 /* Normalises and stores this warpgroup's 256 columns; the left one also stores the lse. */

@@ -15,7 +15,10 @@ struct mla_tile_row {
 /* a / b of numbers that are not negative, by the inverse of b (see mla_sm90_dense_args). */
 __device__ __forceinline__ int32_t divide(int32_t a, uint64_t inverse)
 {
-    return inverse == 0 ? a : (int32_t)__umul64hi((uint64_t)a, inverse);
+    /* The upper half of the product of 64 bits, since a has 32: two multiplications. */
+    const uint64_t low = (uint64_t)(uint32_t)a * (uint32_t)inverse >> 32;
+    const uint64_t high = (uint64_t)(uint32_t)a * (uint32_t)(inverse >> 32) + low;
+    return inverse == 0 ? a : (int32_t)(high >> 32);
 }
 
 __device__ __forceinline__ int32_t row_token(const mla_sm90_dense_args &args, int32_t row)
@@ -41,6 +44,18 @@ __device__ __forceinline__ int64_t row_offset(const mla_sm90_dense_args &args,
     const int32_t token = at.token + req - entry * args.req_tokens;
     return entry * stride[0] + token * stride[1] +
            ((int64_t)kv_head * args.group + at.head) * stride[2];
+}
+
+__device__ __forceinline__ float quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+/* The lse of a row to base e, from its reference and the sum of its numerators. */
+__device__ __forceinline__ float natural_lse(const mla_sm90_dense_args &args, float ref, float sum)
+{
+    return sum == 0 ? args.lse_empty : (ref + mla_ptx::log2_approx(sum)) * 0.69314718055994531f;
 }
 
 /* What the sink leaves of a row whose logarithm of the sum, base 2, is finite. */
@@ -83,12 +98,12 @@ __device__ __forceinline__ void quad_transpose(uint32_t (&x)[4])
 }
 
 /*
- * Stores 32 columns of the two rows of a lane: `acc` holds their four column groups, `out0` and
- * `out1` point to the first of the columns in each row, or are null for rows that do not exist.
+ * Stores 32 columns of the two rows of a lane: `acc` holds their four column groups, and they begin
+ * `first_column` behind what `out0` and `out1` point to, which are null for rows that do not exist.
  */
 template <bool f16>
 __device__ __forceinline__ void store_columns(const float *acc, uint16_t *out0, uint16_t *out1,
-                                              float factor0, float factor1)
+                                              int32_t first_column, float factor0, float factor1)
 {
     uint32_t row0[4], row1[4];
 #pragma unroll
@@ -98,7 +113,7 @@ __device__ __forceinline__ void store_columns(const float *acc, uint16_t *out0, 
     }
     quad_transpose(row0);
     quad_transpose(row1);
-    const int32_t column = threadIdx.x % 4 * 8;
+    const int32_t column = first_column + (int32_t)threadIdx.x % 4 * 8;
     if (out0 != nullptr) {
         *(uint4 *)(out0 + column) = make_uint4(row0[0], row0[1], row0[2], row0[3]);
     }

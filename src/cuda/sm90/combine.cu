@@ -284,7 +284,7 @@ __device__ __forceinline__ void store_alone(const mla_sm90_dense_args &args, con
  * stores, the first four shares take one each, or two shares two. */
 template <bool f16>
 __device__ __forceinline__ void store_joined(const mla_sm90_dense_args &args, const merge_job &job,
-                                             const merge_state &own, const float (&acc)[8],
+                                             const merge_state &own, const float *acc,
                                              int32_t share, int32_t shares)
 {
     const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, begin = warp - share;
@@ -319,47 +319,72 @@ __device__ __forceinline__ void store_joined(const mla_sm90_dense_args &args, co
     __syncthreads(); /* before the next job's values take the place of these */
 }
 
+/*
+ * One job, or one warp's share of it; all warps of a CTA at once. Who `rehearses` has time until
+ * decode ends, and first merges nothing into rows that do not exist: that brings the instructions
+ * into the caches.
+ */
+template <bool f16, int chunks>
+__device__ __forceinline__ void merge(const mla_sm90_dense_args &args, merge_job job,
+                                      const division &by, bool rehearses)
+{
+    const int32_t shares = 1 << by.log_shares, share = (int32_t)threadIdx.x / 32 & (shares - 1);
+    const int32_t num_splits = job.num_splits, row = job.row;
+#pragma unroll 1
+    for (int32_t turn = rehearses ? 0 : 1; turn < 2; ++turn) {
+        job.num_splits = turn == 0 ? 0 : num_splits;
+        job.row = turn == 0 ? args.s_q * args.group_pad : row;
+        if (turn > 0) {
+            /* The plan is older than decode; only the partials are not. */
+            mla_ptx::wait_dependencies();
+        }
+        merge_state state = {-INFINITY, 0};
+        float acc[8 * chunks] = {};
+        int32_t first = share;
+#pragma unroll 1
+        do {
+            merge_batch<chunks>(args, job, first, shares, state, acc);
+            first += BATCH << by.log_shares;
+        } while (first < job.num_splits);
+        if (chunks == NARROW && shares > 1) {
+            store_joined<f16>(args, job, state, acc, share, shares);
+        } else {
+            store_alone<f16, chunks>(args, job, state, acc);
+        }
+    }
+}
+
 template <bool f16, int chunks>
 __device__ __forceinline__ void combine(const mla_sm90_dense_args &args, const split_list &list,
-                                        int32_t first_part, int32_t num_items)
+                                        int32_t first_part, int32_t num_parts)
 {
-    const division by = divide_work<chunks>(args, num_items, list.most_splits);
-    const int32_t shares = 1 << by.log_shares, jobs_a_cta = WARPS >> by.log_shares;
-    const int32_t warp = threadIdx.x / 32, share = warp & (shares - 1);
+    const int32_t tiles = args.h_kv * args.row_tiles;
+    const division by = divide_work<chunks>(args, list.count * tiles, list.most_splits);
+    const int32_t jobs_a_cta = WARPS >> by.log_shares;
+    /* Where the CTAs of both kernels find room at once, those of this one have begun early. */
+    bool rehearses = num_parts * tiles + by.num_jobs / jobs_a_cta < (int32_t)gridDim.x;
     static_assert(2 * CHUNKS / chunks % WARPS == 0, "CTAs have work for all of their warps");
 #pragma unroll 1
     for (int32_t i = (int32_t)blockIdx.x * jobs_a_cta; i < by.num_jobs;
          i += (int32_t)gridDim.x * jobs_a_cta) {
-        const merge_job job = find_job<chunks>(args, list, first_part, i + (warp >> by.log_shares),
-                                               by);
-        merge_state state = {-INFINITY, 0};
-        float acc[8 * chunks] = {};
-        /* The plan is older than decode; only the partials are not. */
-        mla_ptx::wait_dependencies();
-#pragma unroll 1
-        for (int32_t first = share; first < job.num_splits; first += BATCH << by.log_shares) {
-            merge_batch<chunks>(args, job, first, shares, state, acc);
-        }
-        if constexpr (chunks == NARROW) {
-            if (shares > 1) {
-                store_joined<f16>(args, job, state, acc, share, shares);
-                continue;
-            }
-        }
-        store_alone<f16, chunks>(args, job, state, acc);
+        const int32_t job_idx = i + ((int32_t)threadIdx.x / 32 >> by.log_shares);
+        const merge_job job = find_job<chunks>(args, list, first_part, job_idx, by);
+        merge<f16, chunks>(args, job, by, rehearses);
+        rehearses = false;
     }
 }
 
 template <bool f16> __device__ __forceinline__ void combine_any(const mla_sm90_dense_args &args)
 {
     mla_ptx::launch_dependents();
+    const int32_t num_parts = mla_ptx::load_now(&args.plan->num_parts);
     for (int32_t first = 0; first < args.max_parts; first += WINDOW) {
         const split_list list = list_splits(args, first);
         const int32_t num_items = list.count * args.h_kv * args.row_tiles;
         if (num_items << log_row_warps(args) >= MLA_SM90_COMBINE_MANY) {
-            combine<f16, WIDE>(args, list, first, num_items);
+            combine<f16, WIDE>(args, list, first, num_parts);
         } else {
-            combine<f16, NARROW>(args, list, first, num_items);
+            combine<f16, NARROW>(args, list, first, num_parts);
         }
     }
     /* Also without work: what follows this launch counts on decode having ended. */

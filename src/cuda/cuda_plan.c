@@ -8,9 +8,9 @@
 /*
  * In blocks of 64 keys. Starting and finishing a piece takes about 9,000 clocks, a block 2,800.
  * While that fills the chip, parts of a single block are fine up to 64 of them: one request of
- * 4,096 tokens and 16 heads takes 14.3 us on 32 parts, 13.7 on 48, 12.9 on 64. Beyond, parts of
- * two blocks cost more than they save: four such requests take 20.5 us on 128 parts, 19.8 on 64.
- * (H200, December 2026, dense decode.)
+ * 4,096 tokens and 16 heads took 14.3 us on 32 parts, 13.7 on 48, 12.9 on 64. Beyond, parts of
+ * one or two blocks save nothing: four such requests take 14.5 us on 64 parts, 14.0 on 96, 14.6 on
+ * 128, one of 8,192 tokens 12.0 on 64 and on 128. (H200, December 2026, dense decode.)
  *
  * Sparse decode, whose rows arrive one by one, gains from single blocks up to 32 parts: one query
  * token of 2,048 FP8 keys and 128 heads took 20.0 us in 32 parts, 21.5 in 16 and 22.0 in 64, two

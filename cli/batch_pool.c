@@ -107,9 +107,10 @@ static void write_656(batch_pool *pool, uint8_t *row)
     for (int group = 0; group < 4; group++) {
         double scale = random_scale(pool);
         scales[group] = (float)(pool->spec->odd_scales ? scale : exp2(rint(log2(scale))));
-        /* Now and then a group of nothing: scale 0, which must give 0. */
+        /* Now and then a group of nothing: scale 0, which must give 0 even where a code is NaN. */
         if (rng_below(&pool->random, 64) == 0) {
             scales[group] = 0.0f;
+            memset(row + 128 * group + 64, 0x7f, 64);
         }
     }
     memcpy(row + LATENT, scales, sizeof scales);

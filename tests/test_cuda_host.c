@@ -170,6 +170,34 @@ static void dense_decode_is_told_its_rows(void **state)
     assert_memory_equal(map.dims, dims, sizeof dims);
 }
 
+/* Two CTAs of a cluster share the conversion of FP8 rows where row tiles come in pairs. */
+static void row_tiles_convert_in_pairs(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t h_q;
+        const char *of_656, *of_584;
+    } expected[] = {
+        {64, "mla_sm90_sparse_decode_fp8_656", "mla_sm90_sparse_decode_fp8_584"},
+        {65, "mla_sm90_sparse_decode_fp8_656_pair", "mla_sm90_sparse_decode_fp8_584_pair"},
+        {128, "mla_sm90_sparse_decode_fp8_656_pair", "mla_sm90_sparse_decode_fp8_584_pair"},
+        {129, "mla_sm90_sparse_decode_fp8_656", "mla_sm90_sparse_decode_fp8_584"},
+        {256, "mla_sm90_sparse_decode_fp8_656_pair", "mla_sm90_sparse_decode_fp8_584_pair"},
+    };
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        for (int v4 = 0; v4 < 2; v4++) {
+            host_call call = sparse_call(MLA_OP_SPARSE_DECODE,
+                                         v4 ? MLA_KV_FP8_584 : MLA_KV_FP8_656);
+            call.problem.h_q = expected[i].h_q;
+            mla_sizes sizes;
+            assert_int_equal(enqueue(&call, &sizes), MLA_OK);
+            const fake_cuda_launch *decode = &launched->launches[1];
+            assert_string_equal(decode->kernel, v4 ? expected[i].of_584 : expected[i].of_656);
+            assert_true(sparse_args()->rows.row_tiles % 2 == 1 || decode->grid % 2 == 0);
+        }
+    }
+}
+
 static void the_map_of_q_has_a_dimension_for_tokens(void **state)
 {
     (void)state;
@@ -205,7 +233,7 @@ static void pools_are_told_in_bytes(void **state)
     call.tensors.indices_stride[1] = 2100;
     mla_sizes sizes;
     assert_int_equal(enqueue(&call, &sizes), MLA_OK);
-    assert_string_equal(launched->launches[1].kernel, "mla_sm90_sparse_decode_fp8_656");
+    assert_string_equal(launched->launches[1].kernel, "mla_sm90_sparse_decode_fp8_656_pair");
     const mla_sm90_sparse_pool *pool = sparse_args()->pool;
     assert_ptr_equal(pool[0].data, device_pointer(KV_AT));
     assert_int_equal(pool[0].page_stride, 1 << 20);
@@ -224,7 +252,7 @@ static void pools_are_told_in_bytes(void **state)
     assert_int_equal(sparse_args()->lengths_tokens, 3);
     call = sparse_call(MLA_OP_SPARSE_DECODE, MLA_KV_FP8_584);
     assert_int_equal(enqueue(&call, &sizes), MLA_OK);
-    assert_string_equal(launched->launches[1].kernel, "mla_sm90_sparse_decode_fp8_584");
+    assert_string_equal(launched->launches[1].kernel, "mla_sm90_sparse_decode_fp8_584_pair");
     assert_int_equal(sparse_args()->pool[0].token_stride, 576);
     assert_int_equal(sparse_args()->pool[0].page_stride, 65 * 576);
     assert_int_equal(sparse_args()->pool[1].topk, 0);
@@ -456,6 +484,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decode_is_told_its_rows),
         cmocka_unit_test(dense_decode_is_told_its_rows),
+        cmocka_unit_test(row_tiles_convert_in_pairs),
         cmocka_unit_test(the_map_of_q_has_a_dimension_for_tokens),
         cmocka_unit_test(pools_are_told_in_bytes),
         cmocka_unit_test(prefill_is_never_split),

@@ -16,6 +16,10 @@
     X(DENSE_F16, dense_decode, "mla_sm90_dense_f16", sizeof(mla_sm90_dense_smem))                  \
     X(SPARSE_DECODE_FP8_656, sparse_decode, "mla_sm90_sparse_decode_fp8_656", MLA_SM90_SMEM_LIMIT) \
     X(SPARSE_DECODE_FP8_584, sparse_decode, "mla_sm90_sparse_decode_fp8_584", MLA_SM90_SMEM_LIMIT) \
+    X(SPARSE_PAIR_FP8_656, sparse_decode, "mla_sm90_sparse_decode_fp8_656_pair",                   \
+      MLA_SM90_SMEM_LIMIT)                                                                         \
+    X(SPARSE_PAIR_FP8_584, sparse_decode, "mla_sm90_sparse_decode_fp8_584_pair",                   \
+      MLA_SM90_SMEM_LIMIT)                                                                         \
     X(SPARSE_DECODE_BF16, sparse_decode, "mla_sm90_sparse_decode_bf16", MLA_SM90_SMEM_LIMIT)       \
     X(SPARSE_DECODE_F16, sparse_decode, "mla_sm90_sparse_decode_f16", MLA_SM90_SMEM_LIMIT)         \
     X(SPARSE_PREFILL_BF16, sparse_prefill, "mla_sm90_sparse_prefill_bf16", MLA_SM90_SMEM_LIMIT)    \

@@ -12,11 +12,14 @@ static mla_cuda_kernel sparse_kernel(const mla_shape *shape)
     if (p->op == MLA_OP_SPARSE_PREFILL) {
         return bf16 ? MLA_CUDA_SPARSE_PREFILL_BF16 : MLA_CUDA_SPARSE_PREFILL_F16;
     }
+    /* Neighbours in the grid attend the two halves of 128 rows to the same keys, so that they can
+     * share the conversion. */
+    const bool pairs = mla_cuda_lay_out_rows(shape).row_tiles % 2 == 0;
     switch (p->kv_format) {
     case MLA_KV_FP8_656:
-        return MLA_CUDA_SPARSE_DECODE_FP8_656;
+        return pairs ? MLA_CUDA_SPARSE_PAIR_FP8_656 : MLA_CUDA_SPARSE_DECODE_FP8_656;
     case MLA_KV_FP8_584:
-        return MLA_CUDA_SPARSE_DECODE_FP8_584;
+        return pairs ? MLA_CUDA_SPARSE_PAIR_FP8_584 : MLA_CUDA_SPARSE_DECODE_FP8_584;
     default:
         return bf16 ? MLA_CUDA_SPARSE_DECODE_BF16 : MLA_CUDA_SPARSE_DECODE_F16;
     }

@@ -33,13 +33,41 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint
                  : "memory");
 }
 
-/* Whether the phase of this parity is complete; sleeps a while in hardware before it says no. */
+/*
+ * Whether the phase of this parity is complete; sleeps a while in hardware before it says no. It
+ * serves for arrivals from other CTAs of the cluster too: acquiring at the cluster's scope would
+ * drop L1's lines at each wait (CCTL.IVALL), and shared memory is in no cache.
+ */
 __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t parity)
 {
     uint32_t done;
     asm volatile("{\n"
                  ".reg .pred p;\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}\n"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
+/*
+ * One thread, one arrival on a barrier of any CTA of the cluster. It orders nothing beyond the CTA:
+ * a release at the cluster's scope waits for all of the thread's memory accesses (MEMBAR.ALL.GPU).
+ */
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* The same, and never sleeps. */
+__device__ __forceinline__ bool mbarrier_test_wait(uint32_t barrier, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
                  "selp.u32 %0, 1, 0, p;\n"
                  "}\n"
                  : "=r"(done)

@@ -48,6 +48,24 @@ __device__ __forceinline__ void cp_async_16(uint32_t smem, const void *global, u
                  : "memory");
 }
 
+/* A thread: 4 bytes from global to shared memory. */
+__device__ __forceinline__ void cp_async_4(uint32_t smem, const void *global)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem), "l"(global) : "memory");
+}
+
+/* A thread: its cp.asyncs since the last call become a group. */
+__device__ __forceinline__ void cp_async_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* A thread: waits until its groups have landed. */
+__device__ __forceinline__ void cp_async_wait()
+{
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+}
+
 /* A thread: one arrival on the barrier as soon as its cp.asyncs so far have landed. */
 __device__ __forceinline__ void cp_async_arrive(uint32_t barrier)
 {
@@ -62,6 +80,21 @@ __device__ __forceinline__ uint4 load_16(const void *global)
     asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                  : "l"(global));
+    return x;
+}
+
+/* A thread: the same for 4 and for 2 bytes, issued where they stand. */
+__device__ __forceinline__ uint32_t load_4(const void *global)
+{
+    uint32_t x;
+    asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(x) : "l"(global));
+    return x;
+}
+
+__device__ __forceinline__ uint32_t load_2(const void *global)
+{
+    uint16_t x;
+    asm volatile("ld.global.nc.b16 %0, [%1];" : "=h"(x) : "l"(global));
     return x;
 }
 

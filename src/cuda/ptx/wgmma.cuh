@@ -50,8 +50,9 @@ template <int n> __device__ __forceinline__ void wgmma_pin(float (&d)[n])
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t smem, uint32_t leading,
                                                      uint32_t stride)
 {
-    return (uint64_t)(smem >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 |
-           (uint64_t)1 << 62;
+    /* In a cluster the address also says whose memory it is. */
+    return (uint64_t)((smem & 0x3ffff) >> 4) | (uint64_t)(leading >> 4) << 16 |
+           (uint64_t)(stride >> 4) << 32 | (uint64_t)1 << 62;
 }
 
 #define MLA_ACC8(d, i)                                                                             \

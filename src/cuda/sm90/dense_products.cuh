@@ -3,6 +3,7 @@
 #define MLA_CUDA_DENSE_PRODUCTS_CUH
 
 #include "dense_cta.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -11,38 +12,57 @@ __device__ __forceinline__ uint64_t k_major(const void *tile)
     return wgmma_descriptor(smem_addr(tile), 16, 1024);
 }
 
-__device__ __forceinline__ uint64_t v_major(const void *tile)
+/*
+ * How K's tiles lie in a buffer: as the copy engine leaves them, 64 rows of a tile after another, or,
+ * where two CTAs send each other rows, eight rows of all tiles after another, which are one copy.
+ */
+template <class Keys> struct key_layout {
+    static constexpr uint32_t eight_rows = 8 * 128;
+    static constexpr uint32_t tile_pitch = Keys::paired ? eight_rows : MLA_SM90_TILE_BYTES;
+    static constexpr uint32_t row_pitch = Keys::paired ? MLA_SM90_K_TILES * eight_rows : eight_rows;
+    /* Of 16 keys, in units of a descriptor. */
+    static constexpr uint32_t step = row_pitch * 2 / 16;
+};
+
+template <class Keys> __device__ __forceinline__ uint32_t key_tile(int32_t buffer, int32_t tile)
 {
-    return wgmma_descriptor(smem_addr(tile), MLA_SM90_TILE_BYTES, 1024);
+    return smem_addr(shared().k[buffer]) + tile * key_layout<Keys>::tile_pitch;
+}
+
+template <class Keys>
+__device__ __forceinline__ uint64_t v_major(int32_t buffer, int32_t first_tile)
+{
+    return wgmma_descriptor(key_tile<Keys>(buffer, first_tile), key_layout<Keys>::tile_pitch,
+                            key_layout<Keys>::row_pitch);
 }
 
 /*
- * S (+)= Q K^T over one tile of 64 columns, as soon as that tile has landed. With `by_half` the
- * tiles' writers left it to the readers to order their stores before the tensor cores' reads: that
- * is done once for tiles 0 to 3 and once for the others, since it costs more than to wait for them.
+ * S (+)= Q K^T over one tile of 64 columns, as soon as that tile has landed. Of gathered keys tiles 0
+ * to 3 have one barrier and the others another, and their writers leave it to the readers to order
+ * their stores before the tensor cores' reads, unless a copy engine had to read them first.
  */
-template <bool f16, int tile, bool by_half = false, bool q8_stored = false, int last_tile = 8>
+template <bool f16, int tile, class Keys>
 __device__ __forceinline__ void qk_tile(float (&s)[32], const uint32_t (&q8)[16], int buffer,
                                         uint32_t parity, bool first)
 {
     mla_sm90_dense_smem &sm = shared();
-    if constexpr (!by_half) {
+    if constexpr (!Keys::gathered) {
         wait_for(sm.k_full[buffer][tile], parity);
-    } else if constexpr (tile % 4 == 0 && tile < 8) {
-#pragma unroll
-        for (int32_t i = tile; i <= (tile == 0 ? 3 : last_tile); ++i) {
-            wait_for(sm.k_full[buffer][i], parity);
+    } else if constexpr (tile == 0 || tile == 4) {
+        wait_for(sm.k_full[buffer][tile], parity);
+        if constexpr (!Keys::paired) {
+            fence_proxy_async();
         }
-        fence_proxy_async();
     }
-    const uint64_t k = k_major(sm.k[buffer][tile]);
+    const uint64_t k = wgmma_descriptor(key_tile<Keys>(buffer, tile), 16,
+                                        key_layout<Keys>::row_pitch);
     wgmma_fence();
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
         /* The next 16 columns lie 32 bytes on, 2 in units of the descriptor. */
         if constexpr (tile < MLA_SM90_Q_TILES) {
             wgmma_qk_ss<f16>(s, k_major(sm.q[tile]) + 2 * i, k + 2 * i, !(first && i == 0));
-        } else if constexpr (q8_stored) {
+        } else if constexpr (Keys::shares_p) {
             wgmma_qk_ss<f16>(s, k_major(sm.p[RIGHT]) + 2 * i, k + 2 * i, 1);
         } else {
             wgmma_qk_rs<f16>(s, q8 + 4 * i, k + 2 * i, 1);
@@ -50,25 +70,26 @@ __device__ __forceinline__ void qk_tile(float (&s)[32], const uint32_t (&q8)[16]
     }
 }
 
-/* O (+)= P V over 16 keys: the next 16 rows of V lie 2,048 bytes on. */
-template <bool f16, int n>
+/* O (+)= P V over 16 keys. */
+template <bool f16, class Keys, int n>
 __device__ __forceinline__ void pv_rs(float (&o)[n], const uint32_t *p, uint64_t v, int32_t step,
                                       int32_t accumulate)
 {
     if constexpr (n == 128) {
-        wgmma_pv256_rs<f16>(o, p + 4 * step, v + 128 * step, accumulate);
+        wgmma_pv256_rs<f16>(o, p + 4 * step, v + key_layout<Keys>::step * step, accumulate);
     } else {
-        wgmma_pv128_rs<f16>(o, p + 4 * step, v + 128 * step, accumulate);
+        wgmma_pv128_rs<f16>(o, p + 4 * step, v + key_layout<Keys>::step * step, accumulate);
     }
 }
 
-template <bool f16>
+template <bool f16, class Keys>
 __device__ __forceinline__ void pv_ss(float (&o)[128], const void *p_tile, uint64_t v,
                                       int32_t accumulate)
 {
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
-        wgmma_pv256_ss<f16>(o, k_major(p_tile) + 2 * i, v + 128 * i, i > 0 ? 1 : accumulate);
+        wgmma_pv256_ss<f16>(o, k_major(p_tile) + 2 * i, v + key_layout<Keys>::step * i,
+                            i > 0 ? 1 : accumulate);
     }
 }
 
@@ -127,6 +148,18 @@ __device__ __forceinline__ void release(uint64_t &barrier)
 {
     if (threadIdx.x % 32 == 0) {
         mbarrier_arrive(smem_addr(&barrier));
+    }
+}
+
+/* The same of a half of K's buffers; a pair of CTAs fills its buffers together, so both must know. */
+template <bool paired> __device__ __forceinline__ void release_keys(uint64_t &barrier)
+{
+    if constexpr (paired) {
+        if (threadIdx.x % 32 < 2) {
+            mbarrier_arrive_cluster(map_to_rank(smem_addr(&barrier), threadIdx.x % 32));
+        }
+    } else {
+        release(barrier);
     }
 }
 

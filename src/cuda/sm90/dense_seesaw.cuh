@@ -23,6 +23,8 @@ struct paged_keys {
     /* Whether both numerators take turns in the left one's tile, and Q's ninth tile lies in the
      * right one's instead of 16 registers. */
     static constexpr bool shares_p = false;
+    /* Whether two CTAs fill their buffers together. */
+    static constexpr bool paired = false;
     /* That complete a phase of a tile's barrier. */
     static __device__ constexpr uint32_t arrivals(int32_t)
     {
@@ -51,11 +53,9 @@ __device__ __forceinline__ void next_tile(const mla_sm90_dense_args &args, float
         if (Keys::rope == ROPE_NEVER || args.d_qk <= MLA_SM90_Q_TILES * MLA_SM90_TILE_COLS) {
             return;
         }
-        wait_for(shared().k_full[buffer][tile], parity);
-        fence_proxy_async();
     }
     if constexpr (tile <= last_tile || Keys::rope == ROPE_ASKED) {
-        qk_tile<f16, tile, Keys::gathered, Keys::shares_p, last_tile>(s, q8, buffer, parity, first);
+        qk_tile<f16, tile, Keys>(s, q8, buffer, parity, first);
     }
 }
 
@@ -97,7 +97,7 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
 {
     mla_sm90_dense_smem &sm = shared();
     const int32_t row = tile_lane_row(place);
-    const uint64_t v0 = v_major(sm.k[0][0]), v1 = v_major(sm.k[1][0]);
+    const uint64_t v0 = v_major<Keys>(0, 0), v1 = v_major<Keys>(1, 0);
     const float scale = args.scale_log2;
     float s[32];
     uint32_t p[16];
@@ -124,7 +124,7 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
             follow_references(o, true, rows, RIGHT);
             drop_values<f16, Keys, LEFT>(piece, block - 1, all_see);
             wgmma_fence();
-            pv_ss<f16>(o, sm.p[Keys::shares_p ? LEFT : RIGHT], v1, 1);
+            pv_ss<f16, Keys>(o, sm.p[Keys::shares_p ? LEFT : RIGHT], v1, 1);
             wgmma_commit();
             wgmma_wait<1>();
         } else {
@@ -141,19 +141,19 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
             /* P1 V1_L of the previous pair ran behind S0 and is done about now. Left until P0 V0_L
              * is done too, its keys' successors come 700 clocks too late for S1. */
             wgmma_wait<0>();
-            release(sm.k_empty[1][0]);
+            release_keys<Keys::paired>(sm.k_empty[1][0]);
         }
         wgmma_fence();
-        pv_rs<f16>(o, p, v0, 0, accumulate);
-        pv_rs<f16>(o, p, v0, 1, 1);
+        pv_rs<f16, Keys>(o, p, v0, 0, accumulate);
+        pv_rs<f16, Keys>(o, p, v0, 1, 1);
         wgmma_commit();
         if constexpr (Keys::maxima) {
             note_tops<0>(scale, s, rows);
         }
         softmax_half<f16, 1>(s, o, true, p, scale, rows, LEFT);
         wgmma_fence();
-        pv_rs<f16>(o, p, v0, 2, 1);
-        pv_rs<f16>(o, p, v0, 3, 1);
+        pv_rs<f16, Keys>(o, p, v0, 2, 1);
+        pv_rs<f16, Keys>(o, p, v0, 3, 1);
         wgmma_commit();
         store_p<Keys::shares_p>(p, LEFT, rows.raised);
         bar_arrive<BAR_P0_READY, CONSUMERS>();
@@ -162,7 +162,7 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
         }
         wgmma_wait<0>();
         wgmma_pin(o);
-        release(sm.k_empty[0][0]);
+        release_keys<Keys::paired>(sm.k_empty[0][0]);
         accumulate = 1;
         block += 2;
         if (block > piece.end) {
@@ -177,11 +177,11 @@ __device__ __forceinline__ void attend_left(const mla_sm90_dense_args &args, con
     follow_references(o, true, rows, RIGHT);
     drop_values<f16, Keys, LEFT>(piece, block - 1, all_see);
     wgmma_fence();
-    pv_ss<f16>(o, sm.p[Keys::shares_p ? LEFT : RIGHT], v1, 1);
+    pv_ss<f16, Keys>(o, sm.p[Keys::shares_p ? LEFT : RIGHT], v1, 1);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_pin(o);
-    release(sm.k_empty[1][0]);
+    release_keys<Keys::paired>(sm.k_empty[1][0]);
 }
 
 /* The right warpgroup's part of one piece of at least one block. */
@@ -193,7 +193,7 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
 {
     mla_sm90_dense_smem &sm = shared();
     const int32_t row = tile_lane_row(place);
-    const uint64_t v0 = v_major(sm.k[0][4]), v1 = v_major(sm.k[1][4]);
+    const uint64_t v0 = v_major<Keys>(0, 4), v1 = v_major<Keys>(1, 4);
     const float scale = args.scale_log2;
     float s[32];
     uint32_t p[16];
@@ -208,7 +208,7 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
         follow_references(o, accumulate, rows, LEFT);
         drop_values<f16, Keys, RIGHT>(piece, block - 1, all_see);
         wgmma_fence();
-        pv_ss<f16>(o, sm.p[0], v0, accumulate);
+        pv_ss<f16, Keys>(o, sm.p[0], v0, accumulate);
         wgmma_commit();
         accumulate = 1;
         if (block >= piece.end) {
@@ -223,7 +223,7 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
          * this half it would be noticed 750 clocks later, and the next S0 wait for its keys. */
         wgmma_wait<1>();
         wgmma_pin(o);
-        release(sm.k_empty[0][1]);
+        release_keys<Keys::paired>(sm.k_empty[0][1]);
         next_tile<f16, Keys, 5>(args, s, q8, 1, parity, false);
         next_tile<f16, Keys, 6>(args, s, q8, 1, parity, false);
         next_tile<f16, Keys, 7>(args, s, q8, 1, parity, false);
@@ -246,10 +246,10 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
         store_p<Keys::shares_p>(p, RIGHT, rows.raised);
         bar_arrive<BAR_P1_READY, CONSUMERS>();
         wgmma_fence();
-        pv_rs<f16>(o, p, v1, 0, 1);
-        pv_rs<f16>(o, p, v1, 1, 1);
-        pv_rs<f16>(o, p, v1, 2, 1);
-        pv_rs<f16>(o, p, v1, 3, 1);
+        pv_rs<f16, Keys>(o, p, v1, 0, 1);
+        pv_rs<f16, Keys>(o, p, v1, 1, 1);
+        pv_rs<f16, Keys>(o, p, v1, 2, 1);
+        pv_rs<f16, Keys>(o, p, v1, 3, 1);
         wgmma_commit();
         if constexpr (Keys::maxima) {
             note_tops<0>(scale, s, rows);
@@ -257,14 +257,14 @@ attend_right(const mla_sm90_dense_args &args, const cta_place &place, const mla_
         }
         wgmma_wait<0>();
         wgmma_pin(o);
-        release(sm.k_empty[1][1]);
+        release_keys<Keys::paired>(sm.k_empty[1][1]);
         if (block + 1 >= piece.end) {
             return;
         }
     }
     wgmma_wait<0>();
     wgmma_pin(o);
-    release(sm.k_empty[0][1]);
+    release_keys<Keys::paired>(sm.k_empty[0][1]);
 }
 
 /* The next piece that has keys; those without are stored. False at the end of the part. */
@@ -340,8 +340,8 @@ template <class Keys> __device__ __forceinline__ void set_up_barriers()
             for (int32_t tile = 0; tile < MLA_SM90_K_TILES; ++tile) {
                 mbarrier_init(smem_addr(&sm.k_full[buffer][tile]), Keys::arrivals(tile));
             }
-            mbarrier_init(smem_addr(&sm.k_empty[buffer][0]), 4);
-            mbarrier_init(smem_addr(&sm.k_empty[buffer][1]), 4);
+            mbarrier_init(smem_addr(&sm.k_empty[buffer][0]), Keys::paired ? 8 : 4);
+            mbarrier_init(smem_addr(&sm.k_empty[buffer][1]), Keys::paired ? 8 : 4);
         }
         mbarrier_init(smem_addr(&sm.q_full), 1);
         mbarrier_init(smem_addr(&sm.q_empty), 8);
@@ -353,7 +353,11 @@ template <class Keys> __device__ __forceinline__ void set_up_barriers()
 template <class Keys> __device__ __forceinline__ void init_barriers()
 {
     set_up_barriers<Keys>();
-    __syncthreads();
+    if constexpr (Keys::paired) {
+        cluster_sync();
+    } else {
+        __syncthreads();
+    }
 }
 
 #endif

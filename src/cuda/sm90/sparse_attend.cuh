@@ -76,22 +76,75 @@ __device__ __forceinline__ void store_no_tops(const mla_sm90_sparse_args &args, 
  * The kernel's frame
  * ---------------------------------------------------------------------------------------------- */
 
-/* Producer warps: Q of the request that begins with the block before the cursor's, by
- * the last of them. */
+/*
+ * Q is fetched by the last producer warp, as soon as the consumers have read the one before. The warp
+ * must not wait for that: it would stop filling the K buffers, which lead by two blocks. So it keeps in
+ * mind whose Q is wanted and looks again whenever it has the time.
+ */
+__device__ __forceinline__ bool wants_q()
+{
+    return my_cursor().wanted >= 0; /* never in the other warps */
+}
+
+/* Fetches the wanted Q if there is room for it, or in any case once there is. */
 template <bool shares_p>
-__device__ __forceinline__ void fetch_q(const mla_sm90_sparse_args &args, const cta_place &place)
+__device__ __forceinline__ void fetch_q(const mla_sm90_sparse_args &args, bool in_any_case)
 {
     block_cursor &at = my_cursor();
-    const int32_t lane = (int32_t)threadIdx.x % 32, req = at.opened;
-    if (req >= 0 && (int32_t)threadIdx.x / 32 % 4 == 3) {
-        const uint32_t pieces = at.pieces + 1;
+    const int32_t lane = thread_index() % 32, req = at.wanted;
+    const uint32_t pieces = at.pieces + 1;
+    if (in_any_case) {
         wait_for(shared().q_empty, pieces & 1);
-        copy_q<shares_p>(args.rows, place, req, lane);
-        __syncwarp();
-        if (lane == 0) {
-            at.pieces = pieces;
+    } else if (!mbarrier_test_wait(smem_addr(&shared().q_empty), pieces & 1)) {
+        return;
+    }
+    cta_place place;
+    place.kv_head = at.kv_head;
+    place.first_row = at.first_row;
+    copy_q<shares_p>(args.rows, place, req, lane);
+    __syncwarp();
+    if (lane == 0) {
+        at.pieces = pieces;
+        at.wanted = -1;
+    }
+    __syncwarp();
+}
+
+/* At each block: Q is wanted if a request begins with the block before the cursor's. */
+template <bool shares_p> __device__ __forceinline__ void want_q(const mla_sm90_sparse_args &args)
+{
+    block_cursor &at = my_cursor();
+    if (at.opened >= 0 && thread_index() / 32 % 4 == 3) {
+        if (wants_q()) {
+            fetch_q<shares_p>(args, true);
         }
         __syncwarp();
+        if (thread_index() % 32 == 0) {
+            at.wanted = at.opened;
+        }
+        __syncwarp();
+    }
+}
+
+/* A producer warp's wait for a free half of a K buffer. */
+template <bool shares_p>
+__device__ __forceinline__ void wait_for_room(const mla_sm90_sparse_args &args,
+                                              const uint64_t &barrier, uint32_t parity)
+{
+    while (wants_q()) {
+        fetch_q<shares_p>(args, false);
+        if (mbarrier_test_wait(smem_addr(&barrier), parity)) {
+            break;
+        }
+    }
+    wait_for(barrier, parity);
+}
+
+/* The end of a producer warp's part. */
+template <bool shares_p> __device__ __forceinline__ void end_part(const mla_sm90_sparse_args &args)
+{
+    if (wants_q()) {
+        fetch_q<shares_p>(args, true);
     }
 }
 
@@ -116,6 +169,9 @@ __device__ __forceinline__ void attend_sparse(const mla_sm90_sparse_args &args)
         setmaxnreg_dec<Keys::producer_regs>();
         Keys::produce(args, place);
         launch_dependents();
+    }
+    if constexpr (Keys::paired) {
+        cluster_sync(); /* no CTA leaves while the other may still reach into its memory */
     }
 }
 

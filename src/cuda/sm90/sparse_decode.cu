@@ -11,13 +11,25 @@
 extern "C" __global__ void __launch_bounds__(MLA_SM90_THREADS, 1)
     mla_sm90_sparse_decode_fp8_656(const __grid_constant__ mla_sm90_sparse_args args)
 {
-    attend_sparse<false, fp8_keys<rows_656>>(args);
+    attend_sparse<false, fp8_keys<rows_656, false>>(args);
 }
 
 extern "C" __global__ void __launch_bounds__(MLA_SM90_THREADS, 1)
     mla_sm90_sparse_decode_fp8_584(const __grid_constant__ mla_sm90_sparse_args args)
 {
-    attend_sparse<false, fp8_keys<rows_584>>(args);
+    attend_sparse<false, fp8_keys<rows_584, false>>(args);
+}
+
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(MLA_SM90_THREADS, 1)
+    mla_sm90_sparse_decode_fp8_656_pair(const __grid_constant__ mla_sm90_sparse_args args)
+{
+    attend_sparse<false, fp8_keys<rows_656, true>>(args);
+}
+
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(MLA_SM90_THREADS, 1)
+    mla_sm90_sparse_decode_fp8_584_pair(const __grid_constant__ mla_sm90_sparse_args args)
+{
+    attend_sparse<false, fp8_keys<rows_584, true>>(args);
 }
 
 extern "C" __global__ void __launch_bounds__(MLA_SM90_THREADS, 1)

@@ -1,8 +1,11 @@
 /*
- * Producer of FP8 rows: four warps turn 16 rows each of every block into bf16 tiles. Four lanes take
- * the 64 values of a row in a tile, 16 bytes each, so a warp takes eight rows at a time. A group of
- * loads is on its way while the group before is converted, and a block ahead of that L2 is told what
- * to fetch.
+ * Producer of FP8 rows: four warps turn the rows of every block into bf16 tiles, four lanes a row,
+ * 16 bytes a lane and tile, eight rows of a warp at a time. Loads are on their way while those before
+ * are converted, and a block ahead of that L2 is told what to fetch.
+ *
+ * Alone, a CTA converts all 64 rows. Of a pair, a cluster of two CTAs that attend 128 heads to the
+ * same keys, each converts half of the rows and stores them to both shared memories; what comes
+ * from the other CTA completes on this one's barriers, by bytes.
  */
 #ifndef MLA_CUDA_SPARSE_FP8_CUH
 #define MLA_CUDA_SPARSE_FP8_CUH
@@ -10,32 +13,31 @@
 #include "formats.h"
 #include "sparse_attend.cuh"
 
-/* Chunks of 16 bytes of a lane: half a buffer has 8, of four tiles and two times eight rows. A group
- * of them is loaded at once. */
-enum { CHUNKS = 8, GROUP = 4 };
+/* Tiles of half a row, 16 bytes of a lane each, and chunks of RoPE a lane. */
+enum { HALF_TILES = 4, ROPE_CHUNKS = 2 };
 
 /* DeepSeek V3.2: 512 values, four float32 scales, and RoPE values in a tile of their own. */
 struct rows_656 {
     static constexpr rope_tile rope = ROPE_ALWAYS;
     static constexpr int rope_at = MLA_FP8_656_ROPE_AT, rope_in = 8;
     static constexpr int data_bytes = MLA_FP8_656_BYTES;
-    /* Of the 256 values of half a row. */
-    struct scales {
-        float2 of_group;
-    };
-    static __device__ __forceinline__ scales load(const key_row &row, int32_t half)
+    /* Where the scales lie: in the row, so that nothing more has to be kept. */
+    static __device__ __forceinline__ const uint8_t *place_scales(const key_row &)
     {
-        return {__ldg((const float2 *)(row.data + MLA_FP8_656_SCALES_AT) + half)};
+        return nullptr;
     }
-    static __device__ __forceinline__ scales none()
+    /* Those of tiles 2 * pair and 2 * pair + 1, which share one. */
+    static __device__ __forceinline__ uint32_t load_scales(const uint8_t *row, const uint8_t *,
+                                                           int32_t pair)
     {
-        return {make_float2(0, 0)};
+        return load_4((const uint32_t *)(row + MLA_FP8_656_SCALES_AT) + pair);
     }
-    /* That of tile `tile` of the half, from the lane that knows it. */
-    static __device__ __forceinline__ float of_tile(const scales &x, int32_t tile, int32_t lane)
+    static __device__ __forceinline__ float scale(uint32_t of_pair, int32_t)
     {
-        return __shfl_sync(0xffffffffu, tile < 2 ? x.of_group.x : x.of_group.y, lane);
+        return __uint_as_float(of_pair);
     }
+    static constexpr bool scales_in_row = true;
+    static constexpr bool may_silence = true; /* a scale of 0, NaN too */
 };
 
 /* DeepSeek V4: 448 values, RoPE values as the eighth tile, and seven e8m0 scales behind the page's
@@ -44,25 +46,38 @@ struct rows_584 {
     static constexpr rope_tile rope = ROPE_NEVER;
     static constexpr int rope_at = MLA_FP8_584_ROPE_AT, rope_in = 7;
     static constexpr int data_bytes = MLA_FP8_584_DATA_BYTES;
-    struct scales {
-        uint32_t of_tile; /* a byte each */
-    };
-    static __device__ __forceinline__ scales load(const key_row &row, int32_t half)
+    static __device__ __forceinline__ const uint8_t *place_scales(const key_row &row)
     {
-        const uint8_t *of_page = row.page + (int64_t)row.page_size * MLA_FP8_584_DATA_BYTES;
-        return {__ldg((const uint32_t *)(of_page + (int64_t)row.token * MLA_FP8_584_SCALE_BYTES) +
-                      half)};
+        const int64_t of_page = (int64_t)row.page_size * MLA_FP8_584_DATA_BYTES;
+        return row.page + of_page + (int64_t)row.token * MLA_FP8_584_SCALE_BYTES;
     }
-    static __device__ __forceinline__ scales none()
+    static __device__ __forceinline__ uint32_t load_scales(const uint8_t *, const uint8_t *scales,
+                                                           int32_t pair)
     {
-        return {0};
+        return load_2((const uint16_t *)scales + pair);
     }
-    static __device__ __forceinline__ float of_tile(const scales &x, int32_t tile, int32_t lane)
+    static __device__ __forceinline__ float scale(uint32_t of_pair, int32_t second)
     {
-        const uint32_t byte = __shfl_sync(0xffffffffu, x.of_tile, lane) >> 8 * tile & 0xff;
+        const uint32_t byte = second ? of_pair >> 8 : of_pair & 0xff;
         /* 2^-127 is subnormal, and 255 is NaN. */
         const uint32_t bits = byte == 0 ? 0x00400000u : byte == 255 ? 0x7fc00000u : byte << 23;
         return __uint_as_float(bits);
+    }
+    static constexpr bool scales_in_row = false;
+    static constexpr bool may_silence = false;
+};
+
+template <class Rows, bool in_pairs> struct fp8_keys;
+
+/* Where a warp's rows lie in a buffer. */
+template <class Rows, bool paired> struct row_places {
+    typedef key_layout<fp8_keys<Rows, paired>> layout;
+    /* Of the lane's 16 values in a tile, without the tile; of a CTA alone, in the first group. */
+    static __device__ __forceinline__ uint32_t of_lane()
+    {
+        const uint32_t warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+        const uint32_t group = warp * 2 + (paired ? cluster_rank() : 0);
+        return group * layout::row_pitch + lane / 4 * 128 + (lane % 4 * 2 ^ lane / 4) * 16;
     }
 };
 
@@ -76,199 +91,342 @@ __device__ __forceinline__ void convert_4(uint32_t values, float scale, uint32_t
     hi = pack_bf16(x2 * scale, x3 * scale);
 }
 
-/* 16 values to 32 bytes: two chunks of a row in a tile, which are neighbours but for the swizzle. */
-__device__ __forceinline__ void convert_16(const uint4 &values, float scale, uint32_t to,
-                                           uint32_t to_next)
-{
-    uint32_t x[8];
-    convert_4(values.x, scale, x[0], x[1]);
-    convert_4(values.y, scale, x[2], x[3]);
-    store_shared_16(to, x[0], x[1], x[2], x[3]);
-    convert_4(values.z, scale, x[4], x[5]);
-    convert_4(values.w, scale, x[6], x[7]);
-    store_shared_16(to_next, x[4], x[5], x[6], x[7]);
-}
-
-/* A warp's 16 rows of a block. Lane `i` knows row i % 16, and the scales of its half i / 16. */
-template <class Rows> struct warp_rows {
-    const uint8_t *data;
-    typename Rows::scales scales;
-    uint32_t seen; /* a bit for each row */
+/* The rows of a lane: of a pair's warp eight, of another all 16 of its rows, in groups of eight. */
+template <bool paired> struct lane_rows {
+    static constexpr int groups = paired ? 1 : 2;
+    const uint8_t *from[groups];   /* the lane's 16 bytes of the first tile */
+    const uint8_t *scales[groups]; /* of the row, if they lie elsewhere */
 };
-
-template <class Rows>
-__device__ __forceinline__ warp_rows<Rows> find_rows(const mla_sm90_sparse_args &args,
-                                                     const listed_key &key, int32_t kv_head)
-{
-    const int32_t half = (int32_t)threadIdx.x % 32 / 16;
-    const key_row row = find_row(args, key, kv_head);
-    warp_rows<Rows> rows = {(const uint8_t *)absent_row, Rows::none(), 0};
-    if (row.data != nullptr) {
-        rows.data = row.data;
-        rows.scales = Rows::load(row, half);
-        /* Its lines, every other one by each of the two lanes. */
-#pragma unroll
-        for (int32_t line = 0; line < (Rows::data_bytes + 127) / 128; line += 2) {
-            prefetch_l2(row.data + (line + half) * 128);
-        }
-    }
-    rows.seen = __ballot_sync(0xffffffffu, row.data != nullptr) & 0xffff;
-    return rows;
-}
-
-/* What a lane reads of its two rows. */
-struct lane_rows {
-    const uint8_t *from[2];
-};
-
-__device__ __forceinline__ lane_rows rows_of_lane(const uint8_t *data)
-{
-    const int32_t lane = (int32_t)threadIdx.x % 32;
-    lane_rows rows;
-    rows.from[0] = pointer_of_lane(data, lane / 4) + lane % 4 * 16;
-    rows.from[1] = pointer_of_lane(data, lane / 4 + 8) + lane % 4 * 16;
-    return rows;
-}
-
-/* Chunk c of half a row: of row group c % 2, in tile c / 2 of the half. */
-__device__ __forceinline__ uint4 load_chunk(const lane_rows &rows, int32_t half, int32_t c)
-{
-    return load_16(rows.from[c % 2] + half * 256 + c / 2 * 64);
-}
-
-/* The 128 bytes of RoPE of each row, straight into their tile. */
-template <class Rows>
-__device__ __forceinline__ void copy_rope(const lane_rows &rows, int32_t buffer, uint32_t to)
-{
-    mla_sm90_dense_smem &sm = shared();
-    const uint32_t tile = smem_addr(sm.k[buffer][Rows::rope_in]);
-    /* Lane l of a row has chunks l and l + 4, not the two neighbours that `to` is made for. */
-    const int32_t lane = (int32_t)threadIdx.x % 32, row = to & ~127;
-    const int32_t chunk = (lane % 4 ^ lane / 4) * 16;
-#pragma unroll
-    for (int32_t i = 0; i < 2; ++i) {
-        const uint8_t *from = rows.from[i] + Rows::rope_at;
-        cp_async_16(tile + row + i * 1024 + chunk, from, kL2EvictFirst);
-        cp_async_16(tile + row + i * 1024 + (chunk ^ 64), from + 64, kL2EvictFirst);
-    }
-    cp_async_arrive(smem_addr(&sm.k_full[buffer][Rows::rope_in]));
-}
 
 /*
- * Converts the four tiles of half a buffer, whose first group of chunks is in raw[0]. Ends with the
- * first group of half `next_half` of the rows at `next_data` there, which `rows` become. A tile that
- * holds RoPE values is not converted.
+ * Looks up the rows of the block that was posted, lane i that of key i % 16, tells L2 to fetch those
+ * that this CTA converts, and hands them to the lanes that do. Which there are goes to the cursor.
  */
-template <class Rows>
-__device__ __forceinline__ void
-convert_half(uint4 (&raw)[2][GROUP], const warp_rows<Rows> &known, lane_rows &rows, int32_t buffer,
-             int32_t half, const uint8_t *next_data, int32_t next_half, uint32_t to)
+template <class Rows, bool paired>
+__device__ __forceinline__ lane_rows<paired> find_rows(const mla_sm90_sparse_args &args)
 {
-    mla_sm90_dense_smem &sm = shared();
-    const uint32_t tiles = smem_addr(sm.k[buffer][half * 4]) + to, tiles_next = tiles ^ 16;
-    const uint32_t full = smem_addr(&sm.k_full[buffer][half * 4]);
-    const int32_t first_lane = half * 16 + (int32_t)threadIdx.x % 32 / 4;
+    const int32_t lane = thread_index() % 32; /* what follows from it is not worth registers */
+    const key_row row = find_row(args, take_key());
+    const uint32_t seen = __ballot_sync(0xffffffffu, row.data != nullptr) & 0xffff;
+    if (lane == 0) {
+        my_cursor().seen = seen;
+    }
+    const uint8_t *data = (const uint8_t *)absent_row;
+    const uint8_t *scales = data;
+    if (row.data != nullptr) {
+        data = row.data;
+        scales = Rows::place_scales(row);
+        if (!paired || lane % 16 / 8 == (int32_t)cluster_rank()) {
 #pragma unroll
-    for (int32_t group = 0; group < CHUNKS / GROUP; ++group) {
-        const bool last = (group + 1) * GROUP == CHUNKS;
-        if (last) {
-            rows = rows_of_lane(next_data);
-        }
-#pragma unroll
-        for (int32_t i = 0; i < GROUP; ++i) {
-            raw[1 - group % 2][i] = last ? load_chunk(rows, next_half, i)
-                                         : load_chunk(rows, half, (group + 1) * GROUP + i);
-        }
-#pragma unroll
-        for (int32_t i = 0; i < GROUP; ++i) {
-            const int32_t c = group * GROUP + i, tile = c / 2;
-            if (tile == 3 && Rows::rope_in == 7 && half == 1) {
-                break;
-            }
-            const int32_t place = tile * MLA_SM90_TILE_BYTES + c % 2 * 1024;
-            convert_16(raw[group % 2][i], Rows::of_tile(known.scales, tile, first_lane + c % 2 * 8),
-                       tiles + place, tiles_next + place);
-            if (c % 2 == 1) {
-                /* The readers order these stores before the tensor cores' reads: a fence here would
-                 * wait for the loads under way. */
-                __syncwarp();
-                if (threadIdx.x % 32 == 0) {
-                    mbarrier_arrive(full + tile * 8);
+            for (int32_t line = 0; line * 128 < Rows::data_bytes; line += 2) {
+                if ((line + lane / 16) * 128 < Rows::data_bytes) {
+                    prefetch_l2(row.data + (line + lane / 16) * 128);
                 }
             }
         }
     }
+    lane_rows<paired> rows;
+#pragma unroll
+    for (int32_t group = 0; group < lane_rows<paired>::groups; ++group) {
+        const int32_t mine = (paired ? (int32_t)cluster_rank() : group) * 8 + lane / 4;
+        rows.from[group] = pointer_of_lane(data, mine) + lane % 4 * 16;
+        rows.scales[group] = Rows::scales_in_row ? nullptr : pointer_of_lane(scales, mine);
+    }
+    return rows;
 }
 
+__device__ __forceinline__ void load_half(uint4 (&raw)[HALF_TILES], const uint8_t *from,
+                                          int32_t half)
+{
+#pragma unroll
+    for (int32_t tile = 0; tile < HALF_TILES; ++tile) {
+        raw[tile] = load_16(from + half * 256 + tile * 64);
+    }
+}
+
+/* One pair of tiles' scales of a lane's row: its four lanes share the row's scales among them. */
+template <class Rows>
+__device__ __forceinline__ uint32_t load_scales(const uint8_t *from, const uint8_t *scales)
+{
+    const int32_t pair = thread_index() % 4;
+    return Rows::load_scales(from - pair * 16, scales, pair);
+}
+
+/* Zeroes what was stored of pairs of tiles whose scale is 0: some of it may be NaN. */
+template <uint32_t tile_pitch>
+__device__ __forceinline__ void silence(uint32_t tiles, bool first, bool second)
+{
+    if (__any_sync(0xffffffffu, first || second)) {
+#pragma unroll
+        for (int32_t tile = 0; tile < HALF_TILES; ++tile) {
+            if (tile < 2 ? first : second) {
+                const uint32_t to = tiles + tile * tile_pitch;
+                store_shared_16(to, 0, 0, 0, 0);
+                store_shared_16(to ^ 16, 0, 0, 0, 0);
+            }
+        }
+    }
+}
+
+/* Converts what load_half() loaded of rows `group`. A tile that holds RoPE values is left out. */
+template <class Rows, bool paired>
+__device__ __forceinline__ void convert_half(uint4 (&raw)[HALF_TILES], uint32_t scales,
+                                             uint32_t place, int32_t buffer, int32_t half,
+                                             int32_t group)
+{
+    typedef key_layout<fp8_keys<Rows, paired>> layout;
+    const uint32_t tiles = key_tile<fp8_keys<Rows, paired>>(buffer, half * 4) + place +
+                           group * layout::row_pitch;
+    const uint32_t of_pairs[2] = {__shfl_sync(0xffffffffu, scales, half * 2, 4),
+                                  __shfl_sync(0xffffffffu, scales, half * 2 + 1, 4)};
+#pragma unroll
+    for (int32_t tile = 0; tile < HALF_TILES; ++tile) {
+        if (tile == 3 && Rows::rope_in == 7 && half == 1) {
+            break;
+        }
+        const uint32_t to = tiles + tile * layout::tile_pitch;
+        const float scale = Rows::scale(of_pairs[tile / 2], tile % 2);
+        uint32_t x[4];
+        convert_4(raw[tile].x, scale, x[0], x[1]);
+        convert_4(raw[tile].y, scale, x[2], x[3]);
+        store_shared_16(to, x[0], x[1], x[2], x[3]);
+        convert_4(raw[tile].z, scale, x[0], x[1]);
+        convert_4(raw[tile].w, scale, x[2], x[3]);
+        store_shared_16(to ^ 16, x[0], x[1], x[2], x[3]);
+    }
+    if (Rows::may_silence) {
+        silence<layout::tile_pitch>(tiles, __uint_as_float(of_pairs[0]) == 0,
+                                    __uint_as_float(of_pairs[1]) == 0);
+    }
+}
+
+/* Of each warp: its rows of a half are in place. */
+__device__ __forceinline__ void publish_half(int32_t buffer, int32_t half)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        mbarrier_arrive(smem_addr(&shared().k_full[buffer][half * 4]));
+    }
+}
+
+/* And of a pair, whose other CTA gets them too and sends as many. */
+template <class Rows> __device__ __forceinline__ void share_half(int32_t buffer, int32_t half)
+{
+    typedef key_layout<fp8_keys<Rows, true>> layout;
+    const uint32_t full = smem_addr(&shared().k_full[buffer][half * 4]);
+    const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 % 4, 0), rank = cluster_rank();
+    const uint32_t rows = key_tile<fp8_keys<Rows, true>>(buffer, half * 4) +
+                          (warp * 2 + rank) * layout::row_pitch;
+    const uint32_t bytes = (half == 1 && Rows::rope_in == 8 ? 5 : 4) * layout::eight_rows;
+    fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        mbarrier_arrive_expect_tx(full, bytes);
+        copy_to_cluster(map_to_rank(rows, rank ^ 1), rows, bytes, map_to_rank(full, rank ^ 1));
+    }
+}
+
+/*
+ * A loaded value, waited for here. Registers to be loaded share six scoreboards, so that who waits for
+ * one may wait for younger loads as well; a shuffle from the lane itself is an instruction that
+ * nothing optimises away.
+ */
+__device__ __forceinline__ uint32_t settle(uint32_t loaded)
+{
+    return __shfl_sync(0xffffffffu, loaded, thread_index() % 32);
+}
+
+/* Where the lane's first chunk of RoPE goes in a tile: lane l of a row has chunks l and l + 4 of
+ * these, not the neighbours 2l and 2l + 1. The other one is 64 bytes away. */
+__device__ __forceinline__ uint32_t rope_place(uint32_t tile, uint32_t place)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    return tile + (place & ~127u) + (lane % 4 ^ lane / 4) * 16;
+}
+
+/* The RoPE values of a CTA alone, straight into their tile. */
+template <class Rows>
+__device__ __forceinline__ void copy_rope(const lane_rows<false> &rows, int32_t buffer,
+                                          uint32_t place)
+{
+    typedef fp8_keys<Rows, false> keys;
+    const uint32_t to = rope_place(key_tile<keys>(buffer, Rows::rope_in), place);
+#pragma unroll
+    for (int32_t group = 0; group < 2; ++group) {
+        const uint8_t *from = rows.from[group] + Rows::rope_at;
+        const uint32_t below = group * key_layout<keys>::row_pitch;
+        cp_async_16(to + below, from, kL2EvictFirst);
+        cp_async_16((to ^ 64) + below, from + 64, kL2EvictFirst);
+    }
+    cp_async_arrive(smem_addr(&shared().k_full[buffer][4]));
+}
+
+/* Those of a pair, through registers. */
+template <class Rows>
+__device__ __forceinline__ void load_rope(uint4 (&rope)[ROPE_CHUNKS], const uint8_t *from)
+{
+    rope[0] = load_16(from + Rows::rope_at);
+    rope[1] = load_16(from + Rows::rope_at + 64);
+}
+
+template <class Rows>
+__device__ __forceinline__ void store_rope(const uint4 (&rope)[ROPE_CHUNKS], int32_t buffer,
+                                           uint32_t place)
+{
+    const uint32_t to = rope_place(key_tile<fp8_keys<Rows, true>>(buffer, Rows::rope_in), place);
+    store_shared_16(to, rope[0].x, rope[0].y, rope[0].z, rope[0].w);
+    store_shared_16(to ^ 64, rope[1].x, rope[1].y, rope[1].z, rope[1].w);
+}
+
+/* Which of the warp's rows there are, once the buffer is free; the arrival on its half publishes it. */
+__device__ __forceinline__ void leave_seen(int32_t buffer, uint32_t seen)
+{
+    if (threadIdx.x % 32 == 0) {
+        ((uint16_t *)&shared().seen[buffer])[threadIdx.x / 32 % 4] = (uint16_t)seen;
+    }
+}
+
+/* All of a CTA alone. */
 template <class Rows>
 __device__ __forceinline__ void convert_rows(const mla_sm90_sparse_args &args,
                                              const cta_place &place)
 {
     mla_sm90_dense_smem &sm = shared();
-    const int32_t warp = (int32_t)threadIdx.x / 32 % 4, lane = (int32_t)threadIdx.x % 32;
-    const uint32_t to = (warp * 16 + lane / 4) * 128 + (lane % 4 * 2 ^ lane / 4) * 16;
+    const uint32_t to = row_places<Rows, false>::of_lane();
     uint32_t uses = 0; /* phases of k_empty, a bit for each buffer */
 
     begin_part(args, place);
-    next_block(args, place.kv_head);
-    bool more = my_cursor().more;
-    warp_rows<Rows> rows = find_rows<Rows>(args, load_key(), place.kv_head);
-    lane_rows current = rows_of_lane(rows.data);
-    int32_t buffer = 0;
-    uint4 raw[2][GROUP];
-#pragma unroll
-    for (int32_t i = 0; i < GROUP; ++i) {
-        raw[0][i] = load_chunk(current, 0, i);
-    }
-    next_block(args, place.kv_head);
-    listed_key key = load_key();
-    while (more) {
+    next_block(args);
+    post_keys();
+    int32_t buffer = my_cursor().more ? 0 : -1;
+    lane_rows<false> rows = find_rows<Rows, false>(args);
+    uint4 raw[2][HALF_TILES];
+    load_half(raw[0], rows.from[0], 0);
+    uint32_t scales[2];
+    scales[0] = load_scales<Rows>(rows.from[0], rows.scales[0]);
+    scales[1] = load_scales<Rows>(rows.from[1], rows.scales[1]);
+    next_block(args);
+    post_keys();
+    while (buffer >= 0) {
         /* The next block's rows, and the entries of the one after on their way to registers. */
-        more = my_cursor().more;
-        const int32_t next_buffer = more ? block_buffer() : 0;
-        const warp_rows<Rows> next_rows = find_rows<Rows>(args, key, place.kv_head);
-        fetch_q<Rows::rope != ROPE_NEVER>(args, place);
-        next_block(args, place.kv_head);
-        key = load_key();
+        const int32_t next_buffer = my_cursor().more ? block_buffer() : -1;
+        const uint32_t seen = my_cursor().seen;
+        const lane_rows<false> next = find_rows<Rows, false>(args);
+        const uint32_t next_scales[2] = {load_scales<Rows>(next.from[0], next.scales[0]),
+                                         load_scales<Rows>(next.from[1], next.scales[1])};
+        want_q<Rows::rope != ROPE_NEVER>(args);
+        next_block(args);
+        post_keys();
         uses ^= 1u << buffer;
 #pragma unroll 1
         for (int32_t i = 0; i < 2; ++i) {
             /* The odd block's right half is released and read first. */
             const int32_t half = i ^ buffer;
-            wait_for(sm.k_empty[buffer][half], uses >> buffer & 1);
-            if (half == 1) {
-                copy_rope<Rows>(current, buffer, to);
-                if (lane == 0) {
-                    ((uint16_t *)&sm.seen[buffer])[warp] = (uint16_t)rows.seen;
-                }
+            load_half(raw[1], rows.from[1], half);
+            wait_for_room<Rows::rope != ROPE_NEVER>(args, sm.k_empty[buffer][half],
+                                                    uses >> buffer & 1);
+            if (i == 0) {
+                leave_seen(buffer, seen);
             }
-            convert_half<Rows>(raw, rows, current, buffer, half,
-                               i == 0 ? rows.data : next_rows.data, i == 0 ? 1 - half : next_buffer,
-                               to);
+            if (half == 1) {
+                copy_rope<Rows>(rows, buffer, to);
+            }
+            convert_half<Rows, false>(raw[0], scales[0], to, buffer, half, 0);
+            if (i == 0) {
+                load_half(raw[0], rows.from[0], 1 - half);
+            } else {
+                load_half(raw[0], next.from[0], next_buffer & 1);
+            }
+            convert_half<Rows, false>(raw[1], scales[1], to, buffer, half, 1);
+            publish_half(buffer, half);
         }
-        rows = next_rows;
+        scales[0] = settle(next_scales[0]);
+        scales[1] = settle(next_scales[1]);
+        rows = next;
         buffer = next_buffer;
     }
+    end_part<Rows::rope != ROPE_NEVER>(args);
 }
 
-template <class Rows> struct fp8_keys {
+/* Half of the rows of a pair, for both CTAs. */
+template <class Rows>
+__device__ __forceinline__ void convert_pair_rows(const mla_sm90_sparse_args &args,
+                                                  const cta_place &place)
+{
+    mla_sm90_dense_smem &sm = shared();
+    const uint32_t to = row_places<Rows, true>::of_lane();
+    uint32_t uses = 0; /* phases of k_empty, a bit for each buffer */
+
+    begin_part(args, place);
+    next_block(args);
+    post_keys();
+    int32_t buffer = my_cursor().more ? 0 : -1;
+    lane_rows<true> row = find_rows<Rows, true>(args);
+    uint4 raw[2][HALF_TILES], rope[ROPE_CHUNKS];
+    load_half(raw[0], row.from[0], 0);
+    load_rope<Rows>(rope, row.from[0]);
+    uint32_t scales = load_scales<Rows>(row.from[0], row.scales[0]);
+    next_block(args);
+    post_keys();
+    while (buffer >= 0) {
+        const int32_t next_buffer = my_cursor().more ? block_buffer() : -1;
+        const uint32_t seen = my_cursor().seen;
+        const lane_rows<true> next = find_rows<Rows, true>(args);
+        const uint32_t next_scales = load_scales<Rows>(next.from[0], next.scales[0]);
+        want_q<Rows::rope != ROPE_NEVER>(args);
+        next_block(args);
+        post_keys();
+        uses ^= 1u << buffer;
+#pragma unroll
+        for (int32_t i = 0; i < 2; ++i) {
+            const int32_t half = i ^ buffer;
+            if (i == 0) {
+                load_half(raw[1], row.from[0], 1 - half);
+            } else {
+                load_half(raw[0], next.from[0], next_buffer & 1);
+            }
+            wait_for_room<Rows::rope != ROPE_NEVER>(args, sm.k_empty[buffer][half],
+                                                    uses >> buffer & 1);
+            if (i == 0) {
+                leave_seen(buffer, seen);
+            }
+            convert_half<Rows, true>(raw[i], scales, to, buffer, half, 0);
+            if (half == 1) {
+                store_rope<Rows>(rope, buffer, to);
+            }
+            share_half<Rows>(buffer, half);
+        }
+        scales = settle(next_scales);
+        load_rope<Rows>(rope, next.from[0]);
+        row = next;
+        buffer = next_buffer;
+    }
+    end_part<Rows::rope != ROPE_NEVER>(args);
+}
+
+template <class Rows, bool in_pairs> struct fp8_keys {
     static constexpr rope_tile rope = Rows::rope;
     static constexpr bool gathered = true;
     static constexpr bool maxima = false;
     static constexpr bool shares_p = Rows::rope != ROPE_NEVER;
+    static constexpr bool paired = in_pairs;
     static constexpr int consumer_regs = 208;
     static constexpr int producer_regs = 3 * 168 - 2 * consumer_regs;
 
-    /* One of each warp after its stores, or of each thread's copies. */
+    /* One of each warp after its stores, and of each thread's copies of RoPE values. */
     static __device__ constexpr uint32_t arrivals(int32_t tile)
     {
-        return tile == Rows::rope_in ? 128 : 4;
+        return tile == 4 && !paired ? 4 + 128 : 4;
     }
 
     static __device__ __forceinline__ void produce(const mla_sm90_sparse_args &args,
                                                    const cta_place &place)
     {
-        convert_rows<Rows>(args, place);
+        if constexpr (paired) {
+            convert_pair_rows<Rows>(args, place);
+        } else {
+            convert_rows<Rows>(args, place);
+        }
     }
 };
 

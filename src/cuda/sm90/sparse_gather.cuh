@@ -13,14 +13,13 @@ struct row_copies {
     uint32_t to; /* in the tile; row groups of four alternate between two places in the swizzle */
 };
 
-/* Tiles `first` to `last` of a block. Each arrival waits for the copies before it. */
+/* Tiles `first` to `last` of a block. The arrival waits for the copies before it. */
 template <int first, int last>
 __device__ __forceinline__ void copy_tiles(const row_copies &rows, int32_t buffer, int32_t tiles,
                                            uint64_t policy)
 {
     mla_sm90_dense_smem &sm = shared();
     const uint32_t even = smem_addr(sm.k[buffer]) + rows.to, odd = even ^ 64;
-    const uint32_t full = smem_addr(sm.k_full[buffer]);
 #pragma unroll
     for (int32_t tile = first; tile <= last; ++tile) {
         if (tile == MLA_SM90_Q_TILES && tiles == MLA_SM90_Q_TILES) {
@@ -31,8 +30,8 @@ __device__ __forceinline__ void copy_tiles(const row_copies &rows, int32_t buffe
             cp_async_16((i % 2 == 0 ? even : odd) + tile * MLA_SM90_TILE_BYTES + i * 512,
                         rows.from[i] + tile * 128, policy);
         }
-        cp_async_arrive(full + tile * 8);
     }
+    cp_async_arrive(smem_addr(&sm.k_full[buffer][first]));
 }
 
 __device__ __forceinline__ void gather_rows(const mla_sm90_sparse_args &args,
@@ -46,17 +45,17 @@ __device__ __forceinline__ void gather_rows(const mla_sm90_sparse_args &args,
     uint32_t uses = 0; /* phases of k_empty, a bit for each buffer */
 
     begin_part(args, place);
-    bool more = next_block(args, place.kv_head);
+    bool more = next_block(args);
     listed_key key = load_key();
     while (more) {
         const int32_t buffer = block_buffer();
-        const uint8_t *row = find_row(args, key, place.kv_head).data;
+        const uint8_t *row = find_row(args, key).data;
         const uint32_t seen = __ballot_sync(0xffffffffu, row != nullptr);
         row = row != nullptr ? row : (const uint8_t *)absent_row;
         /* The next block's entries are on their way while this one is copied. */
-        more = next_block(args, place.kv_head);
+        more = next_block(args);
         key = load_key();
-        fetch_q<false>(args, place);
+        want_q<false>(args);
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) {
             rows.from[i] = pointer_of_lane(row, 4 * i + lane / 8) + lane % 8 * 16;
@@ -66,7 +65,7 @@ __device__ __forceinline__ void gather_rows(const mla_sm90_sparse_args &args,
         for (int32_t i = 0; i < 2; ++i) {
             /* The odd block's right half is released and read first. */
             const int32_t half = i ^ buffer;
-            wait_for(sm.k_empty[buffer][half], uses >> buffer & 1);
+            wait_for_room<false>(args, sm.k_empty[buffer][half], uses >> buffer & 1);
             if (half == 0) {
                 copy_tiles<0, 3>(rows, buffer, tiles, policy);
                 continue;
@@ -78,6 +77,7 @@ __device__ __forceinline__ void gather_rows(const mla_sm90_sparse_args &args,
             copy_tiles<4, 8>(rows, buffer, tiles, policy);
         }
     }
+    end_part<false>(args);
 }
 
 /* Keys of d_qk 576 or 512 in 16 bits. */
@@ -86,10 +86,11 @@ template <bool wants_maxima> struct gathered_keys {
     static constexpr bool gathered = true;
     static constexpr bool maxima = wants_maxima;
     static constexpr bool shares_p = false;
+    static constexpr bool paired = false;
     static constexpr int consumer_regs = 224, producer_regs = 56;
     static_assert(2 * consumer_regs + producer_regs <= 3 * 168, "setmaxnreg would never return");
 
-    /* One of each thread, and of each warp in the tile with which it publishes what there is. */
+    /* One of each thread, and of each warp in the half with which it publishes what there is. */
     static __device__ constexpr uint32_t arrivals(int32_t tile)
     {
         return tile == 4 ? 128 + 4 : 128;

@@ -3,6 +3,7 @@
 #define MLA_CUDA_SPARSE_LISTS_CUH
 
 #include "dense_cta.cuh"
+#include "ptx/tma.cuh"
 #include "sparse_args.h"
 
 __device__ __forceinline__ const mla_sm90_dense_args &rows_of(const mla_sm90_sparse_args &args)
@@ -46,16 +47,21 @@ __device__ __forceinline__ int32_t clamp_tokens(const mla_sm90_sparse_args &, in
 /* Where a producer warp is among the blocks of a part. It lies in shared memory: registers are
  * short, and it is needed once a block. */
 struct block_cursor {
+    int32_t kv_head, first_row; /* of the CTA */
     mla_part_walk walk;
     mla_piece piece;
     int32_t block;
     bool more;                /* whether there is such a block */
     int32_t opens;            /* request that begins with this block; -1: none does */
     int32_t opened;           /* and with the block before */
+    int32_t wanted;           /* request whose Q is to be fetched; -1: none */
     uint32_t pieces;          /* whose Q was fetched */
     int32_t first_tokens;     /* of the piece's keys, those of pool 0 */
+    uint32_t seen;            /* of the warp's rows of a block, which there are, a bit each */
     const int32_t *list[2];   /* of the piece's request */
     uint64_t page_inverse[2]; /* ceil(2^64 / page size) of each pool, 0 for 1 */
+    int32_t posted[16];       /* entries of a block to come, by post_keys() */
+    uint32_t posted_second;   /* which of them are of pool 1, a bit each */
 };
 
 /* The dense plan of shared memory, and what gathering needs beside it. */
@@ -91,8 +97,11 @@ __device__ __forceinline__ void begin_part(const mla_sm90_sparse_args &args, con
     const mla_part_walk walk = walk_begin(args, place.part, place.first_row);
     block_cursor &at = my_cursor();
     if (threadIdx.x % 32 == 0) {
+        at.kv_head = place.kv_head;
+        at.first_row = place.first_row;
         at.walk = walk;
         at.block = 0;
+        at.wanted = -1;
         at.pieces = 0;
         at.opens = -1;
         at.piece.begin = 0;
@@ -105,7 +114,7 @@ __device__ __forceinline__ void begin_part(const mla_sm90_sparse_args &args, con
 }
 
 /* On to the next piece that has keys. */
-__device__ __forceinline__ bool next_piece(const mla_sm90_sparse_args &args, int32_t kv_head)
+__device__ __forceinline__ bool next_piece(const mla_sm90_sparse_args &args)
 {
     block_cursor &at = my_cursor();
     mla_part_walk walk = at.walk;
@@ -122,7 +131,7 @@ __device__ __forceinline__ bool next_piece(const mla_sm90_sparse_args &args, int
         at.first_tokens = list_length(args, args.pool[0], piece.req);
 #pragma unroll 1
         for (int32_t i = 0; i < 2; ++i) {
-            at.list[i] = find_list(args, args.pool[i], piece.req, kv_head);
+            at.list[i] = find_list(args, args.pool[i], piece.req, at.kv_head);
         }
     }
     __syncwarp();
@@ -130,13 +139,13 @@ __device__ __forceinline__ bool next_piece(const mla_sm90_sparse_args &args, int
 }
 
 /* On to the next block of the part, if there is one. */
-__device__ __forceinline__ bool next_block(const mla_sm90_sparse_args &args, int32_t kv_head)
+__device__ __forceinline__ bool next_block(const mla_sm90_sparse_args &args)
 {
     block_cursor &at = my_cursor();
     int32_t block = at.block + 1, opens = -1;
     bool more = true;
     if (block >= at.piece.end) {
-        more = next_piece(args, kv_head);
+        more = next_piece(args);
         block = at.piece.begin;
         opens = more ? at.piece.req : -1;
     }
@@ -178,6 +187,44 @@ __device__ __forceinline__ listed_key load_key()
     return key;
 }
 
+/*
+ * The same on its way to shared memory, to be taken an iteration later. A load into a register would
+ * share one of six scoreboards with the rows' loads, and whoever needs the entry wait for those too.
+ */
+__device__ __forceinline__ void post_keys()
+{
+    block_cursor &at = my_cursor();
+    const int32_t thread = thread_index(), row = thread % 32;
+    const int32_t token = at.block * MLA_BLOCK_TOKENS + thread / 32 % 4 * 16 + row;
+    const bool second = token >= at.first_tokens;
+    const uint32_t seconds = __ballot_sync(0xffffffffu, second) & 0xffff;
+    if (row == 0) {
+        at.posted_second = seconds;
+    }
+    if (row < 16) {
+        if (token < at.piece.tokens) {
+            cp_async_4((uint32_t)__cvta_generic_to_shared(&at.posted[row]),
+                       at.list[second] + token - (second ? at.first_tokens : 0));
+        } else {
+            at.posted[row] = -1;
+        }
+    }
+    cp_async_commit();
+}
+
+/* Lanes i and i + 16: entry i. */
+__device__ __forceinline__ listed_key take_key()
+{
+    const block_cursor &at = my_cursor();
+    const int32_t row = thread_index() % 16;
+    cp_async_wait();
+    __syncwarp();
+    listed_key key;
+    key.slot = at.posted[row];
+    key.second = at.posted_second >> row & 1;
+    return key;
+}
+
 /* What takes the place of a row that is missing: reading zeros spares every reader a condition. */
 __device__ const uint4 absent_row[72] = {};
 
@@ -189,8 +236,7 @@ struct key_row {
     const uint8_t *data; /* null: there is no such row */
 };
 
-__device__ __forceinline__ key_row find_row(const mla_sm90_sparse_args &args, const listed_key &key,
-                                            int32_t kv_head)
+__device__ __forceinline__ key_row find_row(const mla_sm90_sparse_args &args, const listed_key &key)
 {
     const mla_sm90_sparse_pool &pool = args.pool[key.second ? 1 : 0];
     key_row row = {};
@@ -202,7 +248,7 @@ __device__ __forceinline__ key_row find_row(const mla_sm90_sparse_args &args, co
     const int32_t page = inverse == 0 ? key.slot : (int32_t)__umul64hi((uint64_t)key.slot, inverse);
     row.token = key.slot - page * row.page_size;
     row.page = pool.data + page * pool.page_stride;
-    row.data = row.page + row.token * pool.token_stride + kv_head * pool.head_stride;
+    row.data = row.page + row.token * pool.token_stride + my_cursor().kv_head * pool.head_stride;
     return row;
 }
 

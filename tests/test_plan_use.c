@@ -180,6 +180,38 @@ static void a_copied_plan_is_attached(mla_ctx *ctx)
     mla_ctx_destroy(other);
 }
 
+/* A buffer that a context of more threads filled: one thread cuts no request, and has no room for
+ * partial results. */
+static void a_plan_for_more_threads_is_refused(mla_ctx *ctx)
+{
+    const int32_t seqlens[] = {2000, 40, 700};
+    mla_problem problem = dense_problem(MLA_DTYPE_BF16, 3, 1, 5, 64);
+    if (scenario_isa() == MLA_ISA_REFERENCE || !isa_serves(ctx, &problem)) {
+        return; /* the reference needs no plan */
+    }
+    mla_ctx *one = open_cpu_ctx(scenario_isa(), 1), *four = open_cpu_ctx(scenario_isa(), 4);
+    attention_case c;
+    attention_case_make(&c, &problem, &(case_options){.seed = 532, .seqlens = seqlens});
+    mla_plan of_one = attention_case_plan(one, &c), of_four = attention_case_plan(four, &c);
+    size_t bytes = of_one.buffer_bytes > of_four.buffer_bytes ? of_one.buffer_bytes
+                                                              : of_four.buffer_bytes;
+    mla_plan copy = {
+        .struct_size = sizeof copy, .buffer = guarded_alloc(bytes, 16), .buffer_bytes = bytes};
+    memcpy(copy.buffer, of_four.buffer, of_four.buffer_bytes);
+    assert_int_equal(mla_plan_attach(one, &problem, &copy), MLA_OK);
+    mla_sizes sizes = {.struct_size = sizeof sizes};
+    assert_int_equal(mla_get_sizes(one, &problem, &sizes), MLA_OK);
+    void *workspace = guarded_alloc(sizes.workspace_bytes, 64);
+    mla_tensors tensors = c.tensors;
+    tensors.out = guarded_alloc(sizeof(uint16_t) * 3 * 5 * 512, 16);
+    assert_int_equal(
+        mla_run(one, &problem, &tensors, &copy, workspace, sizes.workspace_bytes, NULL),
+        MLA_ERR_PLAN_MISMATCH);
+    assert_non_null(strstr(mla_last_error(), "more threads than this context's 1"));
+    mla_ctx_destroy(four);
+    mla_ctx_destroy(one);
+}
+
 static void parts_can_be_read(mla_ctx *ctx)
 {
     mla_problem problem = split_problem();
@@ -246,10 +278,15 @@ static void larger_buffers_are_accepted(mla_ctx *ctx)
 int main(void)
 {
     const isa_scenario scenarios[] = {
-        ISA_SCENARIO(one_plan_serves_all_layers),  ISA_SCENARIO(a_plan_is_rebuilt_in_place),
-        ISA_SCENARIO(stale_lengths_never_fault),   ISA_SCENARIO(stale_sparse_lengths_never_fault),
-        ISA_SCENARIO(mangled_plans_never_fault),   ISA_SCENARIO(a_copied_plan_is_attached),
-        ISA_SCENARIO(parts_can_be_read),           ISA_SCENARIO(sizes_do_not_grow_with_the_batch),
+        ISA_SCENARIO(one_plan_serves_all_layers),
+        ISA_SCENARIO(a_plan_is_rebuilt_in_place),
+        ISA_SCENARIO(stale_lengths_never_fault),
+        ISA_SCENARIO(stale_sparse_lengths_never_fault),
+        ISA_SCENARIO(mangled_plans_never_fault),
+        ISA_SCENARIO(a_copied_plan_is_attached),
+        ISA_SCENARIO(a_plan_for_more_threads_is_refused),
+        ISA_SCENARIO(parts_can_be_read),
+        ISA_SCENARIO(sizes_do_not_grow_with_the_batch),
         ISA_SCENARIO(larger_buffers_are_accepted),
     };
     return RUN_ISA_SCENARIOS(scenarios);

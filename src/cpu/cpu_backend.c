@@ -14,6 +14,7 @@
 
 #include <assert.h>
 #include <omp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,6 +35,22 @@ static uint32_t isa_by_name(const char *name, size_t length)
         }
     }
     return 0;
+}
+
+enum { ISA_LIST_CHARS = 96 };
+
+/* Writes the names of instruction sets, with commas between. */
+static const char *list_isas(uint32_t isas, char text[ISA_LIST_CHARS])
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (uint32_t isa = MLA_ISA_REFERENCE; isa <= MLA_ISA_AMX_BF16; isa <<= 1) {
+        if ((isas & isa) != 0 && used < ISA_LIST_CHARS) {
+            used += (size_t)snprintf(text + used, ISA_LIST_CHARS - used, "%s%s",
+                                     used > 0 ? ", " : "", mla_isa_name((mla_isa)isa));
+        }
+    }
+    return used > 0 ? text : "none that libmla knows";
 }
 
 /* Reads the environment's list of instruction sets; all of them when there is none. */
@@ -73,10 +90,11 @@ static mla_status cpu_ctx_open(const mla_ctx_params *params, mla_ctx *ctx)
     info->isa_available = mla_cpu_isa_available();
     info->isa_allowed = info->isa_available & mask;
     if (info->isa_allowed == 0) {
+        char wanted[ISA_LIST_CHARS], there[ISA_LIST_CHARS];
         return mla_fail(MLA_ERR_UNSUPPORTED,
-                        "params.isa_mask = 0x%x, " ISA_VARIABLE
-                        " = 0x%x: this machine offers none of them (0x%x)",
-                        params->isa_mask, from_environment, info->isa_available);
+                        "params.isa_mask = 0x%x and " ISA_VARIABLE " leave %s: this machine has %s",
+                        params->isa_mask, list_isas(mask, wanted),
+                        list_isas(info->isa_available, there));
     }
     const mla_cpu_kernel *kernel = mla_cpu_kernel_choose(info->isa_allowed, MLA_KV_NATIVE,
                                                          MLA_DTYPE_BF16);

@@ -459,6 +459,14 @@ mla_status mla_cpu_run(const mla_ctx *ctx, const mla_shape *shape, const mla_ten
         run.num_parts < 1) {
         return mla_fail(MLA_ERR_PLAN_MISMATCH, "plan->buffer holds no plan of this problem");
     }
+    if (run.num_parts < header->num_parts ||
+        (header->num_split_reqs > 0 && run.partial_out == NULL)) {
+        return mla_fail(
+            MLA_ERR_PLAN_MISMATCH,
+            "plan->buffer holds %d parts that split %lld requests, built for more threads "
+            "than this context's %d: build it with this context",
+            header->num_parts, (long long)header->num_split_reqs, ctx->info.num_threads);
+    }
     int64_t part_units = units_per_part(shape);
     int64_t num_units = run.num_parts * part_units;
 #pragma omp parallel num_threads(ctx->info.num_threads)

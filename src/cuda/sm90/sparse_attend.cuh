@@ -159,12 +159,15 @@ __device__ __forceinline__ void attend_sparse(const mla_sm90_sparse_args &args)
     wait_dependencies();
     const cta_place place = find_place(args.rows);
     const int32_t role = __shfl_sync(0xffffffffu, (int32_t)threadIdx.x / WARPGROUP, 0);
-    if (role == LEFT) {
+    if (role != PRODUCER) {
         setmaxnreg_inc<Keys::consumer_regs>();
-        consume<f16, Keys>(args, place, LEFT);
-    } else if (role == RIGHT) {
-        setmaxnreg_inc<Keys::consumer_regs>();
-        consume<f16, Keys>(args, place, RIGHT);
+        if (Keys::one_code) { /* both sides run the same code, but for the seesaw itself */
+            consume<f16, Keys>(args, place, role);
+        } else if (role == LEFT) {
+            consume<f16, Keys>(args, place, LEFT);
+        } else {
+            consume<f16, Keys>(args, place, RIGHT);
+        }
     } else {
         setmaxnreg_dec<Keys::producer_regs>();
         Keys::produce(args, place);

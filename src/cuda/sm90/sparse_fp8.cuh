@@ -410,6 +410,8 @@ template <class Rows, bool in_pairs> struct fp8_keys {
     static constexpr bool maxima = false;
     static constexpr bool shares_p = Rows::rope != ROPE_NEVER;
     static constexpr bool paired = in_pairs;
+    /* 584-byte rows would spill. */
+    static constexpr bool one_code = Rows::rope == ROPE_ALWAYS;
     static constexpr int consumer_regs = 208;
     static constexpr int producer_regs = 3 * 168 - 2 * consumer_regs;
 

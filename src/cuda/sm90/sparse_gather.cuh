@@ -87,6 +87,7 @@ template <bool wants_maxima> struct gathered_keys {
     static constexpr bool maxima = wants_maxima;
     static constexpr bool shares_p = false;
     static constexpr bool paired = false;
+    static constexpr bool one_code = false; /* would spill */
     static constexpr int consumer_regs = 224, producer_regs = 56;
     static_assert(2 * consumer_regs + producer_regs <= 3 * 168, "setmaxnreg would never return");
 

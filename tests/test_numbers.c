@@ -2,6 +2,7 @@
 #include "isa_scenarios.h"
 
 #include "plain_numbers.h"
+#include "random_source.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -76,6 +77,37 @@ static void few_keys_among_holes(mla_ctx *ctx)
     mla_problem problem = prefill_problem(MLA_DTYPE_BF16, 120, 128, 3);
     check_case(ctx, &problem,
                &(case_options){.seed = 67, .pool_pages = 300, .q_std = 100, .kv_std = 100});
+}
+
+/* RoPE values of FP8 rows are bf16, be the queries fp16: 10,000 as bf16, read as fp16, is 6.1, and
+ * the logits of such keys seem to need no more than float32. Latents are small: RoPE alone shows it. */
+static void wide_rope_under_fp16_queries(mla_ctx *ctx)
+{
+    enum { PAGE = 64, PAGES = 5, ROPE = 64 };
+    random_source source = {68};
+    for (int format = MLA_KV_FP8_656; format <= MLA_KV_FP8_584; format++) {
+        mla_problem problem = sparse_problem((mla_kv_format)format, 60, 2, 128, PAGE, 200);
+        problem.dtype = MLA_DTYPE_F16;
+        if (!isa_serves(ctx, &problem)) {
+            continue;
+        }
+        size_t mark = guarded_mark();
+        attention_case c;
+        attention_case_make(
+            &c, &problem,
+            &(case_options){
+                .seed = 68, .pool_pages = PAGES, .hole_percent = 99, .q_std = 1, .kv_std = 0.01});
+        for (int64_t slot = 0; slot < PAGE * PAGES; slot++) {
+            case_row row = attention_case_row(&c, &c.tensors.kv, PAGE, slot, 0);
+            uint8_t *rope = row.data + (format == MLA_KV_FP8_656 ? 528 : 448);
+            for (int i = 0; i < ROPE; i++) {
+                uint16_t bits = plain_elem_bits(MLA_DTYPE_BF16, 1e4 * random_normal(&source));
+                memcpy(rope + 2 * i, &bits, sizeof bits);
+            }
+        }
+        assert_case_right(ctx, &c);
+        guarded_release(mark);
+    }
 }
 
 /* float32 does not tell logits of a hundred million apart, be there few keys or many, or parts. */
@@ -501,6 +533,7 @@ int main(void)
         ISA_SCENARIO(spreads_of_queries_and_keys),
         ISA_SCENARIO(few_keys_among_wide_inputs),
         ISA_SCENARIO(few_keys_among_holes),
+        ISA_SCENARIO(wide_rope_under_fp16_queries),
         ISA_SCENARIO(logits_of_a_hundred_million),
         ISA_SCENARIO(wide_values_under_even_weights),
         ISA_SCENARIO(spreads_of_fp8_rows),

@@ -225,6 +225,10 @@ const check_case check_cases[] = {
                            .extra_topk = 100, .sink = SINK_MIXED, .lse_by_head = true,
                            .holes = HOLES_FIRST_TILE},
      VARIANT_ALL, false, SWEEP_COUNT(num_parts, 5, 50)},
+    /* Row tiles in pairs; many short requests follow each other in a part, some without keys. */
+    {"sparse/pairs", {SPARSE, .batch = 9, .s_q = 2, .h_q = 128, .topk = 70, .extra_topk = 65,
+                      .holes = HOLES_SCATTERED, .topk_length = TOPK_LENGTH_RANDOM},
+     VARIANT_ALL, false, SWEEP_COUNT(num_parts, 1, 3)},
     {"sparse/whole-requests", {SPARSE, .batch = 5, .h_q = 64, .topk = 700, .batch_invariant = true,
                                .topk_length = TOPK_LENGTH_RANDOM},
      VARIANT_BF16 | VARIANT_656, false, ONCE},

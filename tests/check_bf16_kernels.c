@@ -609,6 +609,71 @@ static int check_fp8_scales(int *number)
     return failed;
 }
 
+/* The e4m3 code at a place of a row: all codes but NaN, or, as in most rows, normal numbers. */
+static uint8_t code_at(int place, bool any)
+{
+    if (any) {
+        return (place & 0x7f) == 0x7f ? 0x80 : (uint8_t)place;
+    }
+    return (uint8_t)(15 + place % 112 + place / 112 % 2 * 0x80);
+}
+
+/* All rows of a pool alike, with scales of 2^exponent. */
+static void set_codes(const test_pool *pool, mla_kv_format kv_format, int exponent, bool any)
+{
+    int coded = kv_format == MLA_KV_FP8_656 ? MLA_FP8_656_LATENT : MLA_FP8_584_LATENT;
+    float scale = ldexpf(1.0f, exponent);
+    for (int64_t slot = 0; slot < pool->pool.num_slots; slot++) {
+        uint8_t *data = slot_data(pool, slot), *scales = slot_scales(pool, kv_format, slot);
+        for (int i = 0; i < coded; i++) {
+            data[i] = code_at(i, any);
+        }
+        for (int i = 0; i < 4 && kv_format == MLA_KV_FP8_656; i++) {
+            memcpy(scales + 4 * i, &scale, sizeof scale);
+        }
+        if (kv_format == MLA_KV_FP8_584) {
+            memset(scales, exponent + 127, MLA_FP8_584_LATENT / MLA_FP8_584_GROUP);
+        }
+    }
+}
+
+/* The mean of 32 equal keys is the key, to the bit: every e4m3 number, times scales that keep it a
+ * normal bf16 number. */
+static int check_codes(int *number)
+{
+    int failed = 0;
+    for (int i = 0; i < 2 * 2 * 67; i++, (*number)++) {
+        int format = 1 + i % 2, exponent = i / 4 * 3 - 99;
+        bool any = i / 2 % 2 != 0;
+        check_case c = base_case(format);
+        c.rows = 1;
+        c.end = 32;
+        c.list = DENSE_LINEAR;
+        workload *w = make_workload(&c);
+        memset(w->q, 0, (size_t)c.d_qk * sizeof *w->q);
+        set_codes(&w->pools[0], c.kv_format, exponent, any);
+        int coded = c.kv_format == MLA_KV_FP8_656 ? MLA_FP8_656_LATENT : MLA_FP8_584_LATENT;
+        for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++) {
+            if (!kernels[k].kernel->available()) {
+                continue;
+            }
+            attend(kernels[k].kernel, &c, w, 0xff);
+            int wrong = 0;
+            for (int d = 0; d < coded; d++) {
+                float want = mla_e4m3_to_f32(code_at(d, any)) * ldexpf(1.0f, exponent);
+                wrong += w->out[d] != want;
+            }
+            if (wrong != 0) {
+                printf("FAIL case %d %s: format %d, scale 2^%d: %d codes are wrong\n", *number,
+                       kernels[k].name, format, exponent, wrong);
+                failed++;
+            }
+        }
+        free_workload(w);
+    }
+    return failed;
+}
+
 int main(void)
 {
     if (!mla_cpu_has_avx512_bf16()) {
@@ -620,6 +685,7 @@ int main(void)
     failed += check_magnitudes(&number);
     failed += check_visibility(&number);
     failed += check_fp8_scales(&number);
+    failed += check_codes(&number);
     printf("%d cases, AMX %s: %d failures\n", number,
            mla_amx_bf16_kernel.available() ? "emulated and real" : "emulated", failed);
     return failed != 0;

@@ -171,8 +171,8 @@ static bool subject_time(subject *one, int64_t rep, double *seconds)
     return memory_timer_stop(memory, seconds);
 }
 
-/* About so many runs as take graph_seconds, and as many on each copy of the cache: a replay must not
- * begin with what the last one ended on. */
+/* About so many runs as take graph_seconds, and as many on each copy of the cache: a replay must
+ * not begin with what the last one ended on. */
 static bool record_graph(subject *one)
 {
     const memory_space *memory = &one->work.runner->memory;

@@ -8,7 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* The few driver entry points that moving tensors and timing take, with the types of their C interface. */
+/* The few driver entry points that moving tensors and timing take, with the types of their C
+ * interface. */
 struct cuda_driver {
     void *library;
     int device;

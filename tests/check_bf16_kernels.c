@@ -188,8 +188,8 @@ static void reference(const mla_cpu_job *job, int32_t row, const float (*keys)[M
             result->out[d] += weights[key] / sum * keys[key][d];
         }
     }
-    /* At logits of 1e4 one rounding of float32 is 1e-3: keys closer than a few nats share the weight
-     * in proportions that no FP32 sum determines. */
+    /* At logits of 1e4 one rounding of float32 is 1e-3: keys closer than a few nats share the
+     * weight in proportions that no FP32 sum determines. */
     result->tie = num_keys > 0 && fabs(max) > 1e3 && sum > 1.0 + 1e-6;
     result->max = max;
     result->lse = num_keys > 0 ? max + log(sum) : -INFINITY;

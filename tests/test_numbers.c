@@ -80,7 +80,8 @@ static void few_keys_among_holes(mla_ctx *ctx)
 }
 
 /* RoPE values of FP8 rows are bf16, be the queries fp16: 10,000 as bf16, read as fp16, is 6.1, and
- * the logits of such keys seem to need no more than float32. Latents are small: RoPE alone shows it. */
+ * the logits of such keys seem to need no more than float32. Latents are small: RoPE alone shows
+ * it. */
 static void wide_rope_under_fp16_queries(mla_ctx *ctx)
 {
     enum { PAGE = 64, PAGES = 5, ROPE = 64 };

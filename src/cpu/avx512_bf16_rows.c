@@ -264,8 +264,9 @@ static void split_656(mla_key_row source, int32_t key, mla_bf16_scratch *scratch
     memcpy(row + 2 * MLA_FP8_656_LATENT, source.data + MLA_FP8_656_ROPE_AT, MLA_ROPE_DIM * 2);
 }
 
-/* Whether a key of the block has a scale whose products no single bf16 number holds. Of a scale that
- * overflows they are no numbers or of no account, and such a key may be one that few rows see. */
+/* Whether a key of the block has a scale whose products no single bf16 number holds. Of a scale
+ * that overflows they are no numbers or of no account, and such a key may be one that few rows
+ * see. */
 static bool has_odd_scale(const mla_bf16_block *block)
 {
     const __m128i outside = _mm_set1_epi32((int32_t)0x807fffff);

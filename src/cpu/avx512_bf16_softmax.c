@@ -6,11 +6,11 @@
  * 2^8, so that O is seldom rescaled; where the reference stands cancels out in the end.
  *
  * Few keys. Rounding P to bf16 makes an error in O of about 2^-9.3 |V| sqrt(sum P^2) / sum P: noise
- * that averages out over many keys, but where a few keys' values cancel it is as large as O itself. A
- * row may leave blocks at that while its sum of (P max |V|)^2 over all of them stays under a tenth
- * of the squared sum of P; with |V| normal, max |V| is 4.5 deviations, and five deviations of the
- * error are 6e-4, below the 8e-4 that the manual allows. It is a twentieth where V is rounded as
- * well. In other blocks the remainders are multiplied too. The choice is each row's own and does
+ * that averages out over many keys, but where a few keys' values cancel it is as large as O itself.
+ * A row may leave blocks at that while its sum of (P max |V|)^2 over all of them stays under a
+ * tenth of the squared sum of P; with |V| normal, max |V| is 4.5 deviations, and five deviations of
+ * the error are 6e-4, below the 8e-4 that the manual allows. It is a twentieth where V is rounded
+ * as well. In other blocks the remainders are multiplied too. The choice is each row's own and does
  * not depend on keys that it may not see: blocks with such keys always get their remainders.
  */
 #include "bf16_attend.h"

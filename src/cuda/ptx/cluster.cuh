@@ -23,8 +23,8 @@ __device__ __forceinline__ uint32_t map_to_rank(uint32_t smem, uint32_t rank)
     return mapped;
 }
 
-/* One thread: a multiple of 16 bytes to the shared memory of a CTA of the cluster, which complete on
- * `barrier` there. What threads stored must be ordered for the copy engine first. */
+/* One thread: a multiple of 16 bytes to the shared memory of a CTA of the cluster, which complete
+ * on `barrier` there. What threads stored must be ordered for the copy engine first. */
 __device__ __forceinline__ void copy_to_cluster(uint32_t mapped, uint32_t smem, uint32_t bytes,
                                                 uint32_t barrier)
 {

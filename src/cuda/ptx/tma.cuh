@@ -1,4 +1,5 @@
-/* Tensor copies (TMA), copies of threads, L2 policies and the ordering instructions around them, one a function. */
+/* Tensor copies (TMA), copies of threads, L2 policies and the ordering instructions around them,
+ * one a function. */
 #ifndef MLA_PTX_TMA_CUH
 #define MLA_PTX_TMA_CUH
 

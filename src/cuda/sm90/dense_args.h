@@ -45,10 +45,11 @@ typedef struct mla_sm90_dense_smem {
 /*
  * A piece's share of a split request: 64 rows of 512 values, which `scale` normalises. They are
  * fp16, of rows that a power of two brought into its range where they were not in it, half of the
- * columns at a time; half the bytes of FP32, and these bytes bound the splits of small batches. The order is that in which accumulators are held,
- * so that every access is 512 bytes a warp: 4 warps of 16 rows, 16 chunks of 32 columns, the upper
- * and the lower 8 rows, 32 lanes; a lane has row lane / 4, and of each of the chunk's four column
- * groups of 8 the two columns lane % 4 * 2 and the next.
+ * columns at a time; half the bytes of FP32, and these bytes bound the splits of small batches. The
+ * order is that in which accumulators are held, so that every access is 512 bytes a warp: 4 warps
+ * of 16 rows, 16 chunks of 32 columns, the upper and the lower 8 rows, 32 lanes; a lane has row
+ * lane / 4, and of each of the chunk's four column groups of 8 the two columns lane % 4 * 2 and the
+ * next.
  */
 typedef struct mla_sm90_partial {
     uint16_t values[4][MLA_SM90_D_V / 32][2][32][8];

@@ -29,7 +29,7 @@ template <bool f16> __device__ __forceinline__ void dense_decode(const mla_sm90_
     wait_dependencies();
     const cta_place place = find_place(args);
     if (place.part.begin_req >= args.batch) {
-        return; /* an idle part: it would only fetch instructions, beside those that wait for them */
+        return; /* an idle part would only fetch instructions, beside those that wait for them */
     }
     const int32_t role = __shfl_sync(0xffffffffu, (int32_t)threadIdx.x / WARPGROUP, 0);
     if (role != PRODUCER) {

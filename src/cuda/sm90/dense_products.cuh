@@ -13,8 +13,9 @@ __device__ __forceinline__ uint64_t k_major(const void *tile)
 }
 
 /*
- * How K's tiles lie in a buffer: as the copy engine leaves them, 64 rows of a tile after another, or,
- * where two CTAs send each other rows, eight rows of all tiles after another, which are one copy.
+ * How K's tiles lie in a buffer: as the copy engine leaves them, 64 rows of a tile after another,
+ * or, where two CTAs send each other rows, eight rows of all tiles after another, which are one
+ * copy.
  */
 template <class Keys> struct key_layout {
     static constexpr uint32_t eight_rows = 8 * 128;
@@ -37,9 +38,9 @@ __device__ __forceinline__ uint64_t v_major(int32_t buffer, int32_t first_tile)
 }
 
 /*
- * S (+)= Q K^T over one tile of 64 columns, as soon as that tile has landed. Of gathered keys tiles 0
- * to 3 have one barrier and the others another, and their writers leave it to the readers to order
- * their stores before the tensor cores' reads, unless a copy engine had to read them first.
+ * S (+)= Q K^T over one tile of 64 columns, as soon as that tile has landed. Of gathered keys tiles
+ * 0 to 3 have one barrier and the others another, and their writers leave it to the readers to
+ * order their stores before the tensor cores' reads, unless a copy engine had to read them first.
  */
 template <bool f16, int tile, class Keys>
 __device__ __forceinline__ void qk_tile(float (&s)[32], const uint32_t (&q8)[16], int buffer,

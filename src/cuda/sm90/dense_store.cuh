@@ -79,8 +79,8 @@ __device__ __forceinline__ bool serves_f16(uint32_t most)
     return largest - least < limit - least;
 }
 
-/* Stores `n` accumulators, times a factor for each of a lane's rows, as values of a partial. Returns
- * the largest magnitudes that it stored, of even and of odd columns. */
+/* Stores `n` accumulators, times a factor for each of a lane's rows, as values of a partial.
+ * Returns the largest magnitudes that it stored, of even and of odd columns. */
 template <int n>
 __device__ __forceinline__ uint2 store_f16(uint4 *to, const float *o, float factor0, float factor1)
 {

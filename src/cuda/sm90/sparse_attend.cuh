@@ -77,9 +77,9 @@ __device__ __forceinline__ void store_no_tops(const mla_sm90_sparse_args &args, 
  * ---------------------------------------------------------------------------------------------- */
 
 /*
- * Q is fetched by the last producer warp, as soon as the consumers have read the one before. The warp
- * must not wait for that: it would stop filling the K buffers, which lead by two blocks. So it keeps in
- * mind whose Q is wanted and looks again whenever it has the time.
+ * Q is fetched by the last producer warp, as soon as the consumers have read the one before. The
+ * warp must not wait for that: it would stop filling the K buffers, which lead by two blocks. So it
+ * keeps in mind whose Q is wanted and looks again whenever it has the time.
  */
 __device__ __forceinline__ bool wants_q()
 {

@@ -1,7 +1,7 @@
 /*
  * Producer of FP8 rows: four warps turn the rows of every block into bf16 tiles, four lanes a row,
- * 16 bytes a lane and tile, eight rows of a warp at a time. Loads are on their way while those before
- * are converted, and a block ahead of that L2 is told what to fetch.
+ * 16 bytes a lane and tile, eight rows of a warp at a time. Loads are on their way while those
+ * before are converted, and a block ahead of that L2 is told what to fetch.
  *
  * Alone, a CTA converts all 64 rows. Of a pair, a cluster of two CTAs that attend 128 heads to the
  * same keys, each converts half of the rows and stores them to both shared memories; what comes
@@ -99,8 +99,9 @@ template <bool paired> struct lane_rows {
 };
 
 /*
- * Looks up the rows of the block that was posted, lane i that of key i % 16, tells L2 to fetch those
- * that this CTA converts, and hands them to the lanes that do. Which there are goes to the cursor.
+ * Looks up the rows of the block that was posted, lane i that of key i % 16, tells L2 to fetch
+ * those that this CTA converts, and hands them to the lanes that do. Which there are goes to the
+ * cursor.
  */
 template <class Rows, bool paired>
 __device__ __forceinline__ lane_rows<paired> find_rows(const mla_sm90_sparse_args &args)
@@ -227,8 +228,8 @@ template <class Rows> __device__ __forceinline__ void share_half(int32_t buffer,
 }
 
 /*
- * A loaded value, waited for here. Registers to be loaded share six scoreboards, so that who waits for
- * one may wait for younger loads as well; a shuffle from the lane itself is an instruction that
+ * A loaded value, waited for here. Registers to be loaded share six scoreboards, so that who waits
+ * for one may wait for younger loads as well; a shuffle from the lane itself is an instruction that
  * nothing optimises away.
  */
 __device__ __forceinline__ uint32_t settle(uint32_t loaded)
@@ -278,7 +279,8 @@ __device__ __forceinline__ void store_rope(const uint4 (&rope)[ROPE_CHUNKS], int
     store_shared_16(to ^ 64, rope[1].x, rope[1].y, rope[1].z, rope[1].w);
 }
 
-/* Which of the warp's rows there are, once the buffer is free; the arrival on its half publishes it. */
+/* Which of the warp's rows there are, once the buffer is free; the arrival on its half publishes
+ * it. */
 __device__ __forceinline__ void leave_seen(int32_t buffer, uint32_t seen)
 {
     if (threadIdx.x % 32 == 0) {

@@ -188,8 +188,9 @@ __device__ __forceinline__ listed_key load_key()
 }
 
 /*
- * The same on its way to shared memory, to be taken an iteration later. A load into a register would
- * share one of six scoreboards with the rows' loads, and whoever needs the entry wait for those too.
+ * The same on its way to shared memory, to be taken an iteration later. A load into a register
+ * would share one of six scoreboards with the rows' loads, and whoever needs the entry wait for
+ * those too.
  */
 __device__ __forceinline__ void post_keys()
 {

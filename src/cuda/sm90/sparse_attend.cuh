@@ -140,9 +140,10 @@ __device__ __forceinline__ void wait_for_room(const mla_sm90_sparse_args &args,
     wait_for(barrier, parity);
 }
 
-/* The end of a producer warp's part. */
+/* The end of a producer warp's part: entries may still be on their way, of a block past the last. */
 template <bool shares_p> __device__ __forceinline__ void end_part(const mla_sm90_sparse_args &args)
 {
+    cp_async_wait();
     if (wants_q()) {
         fetch_q<shares_p>(args, true);
     }

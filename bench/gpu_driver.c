@@ -106,8 +106,9 @@ void open_contexts(mla_ctx **gpu, mla_ctx **cpu)
                                        .backend = MLA_BACKEND_CUDA};
     const mla_ctx_params cpu_params = {.struct_size = sizeof cpu_params,
                                        .backend = MLA_BACKEND_CPU};
+    /* Asked first: the library says in words what is missing. */
+    check_mla(mla_ctx_create(&gpu_params, gpu), "no GPU to work on");
     check_cuda(cudaSetDevice(0), "cudaSetDevice");
-    check_mla(mla_ctx_create(&gpu_params, gpu), "CUDA context");
     check_mla(mla_ctx_create(&cpu_params, cpu), "CPU context");
 }
 

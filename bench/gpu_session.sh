@@ -53,6 +53,10 @@ sanitize() { # tool, driver, filter
     rm -f "$log.$1"
 }
 
+if ! nvidia-smi >/dev/null 2>&1; then
+    echo "gpu_session.sh: no NVIDIA GPU here: run it on a machine with a Hopper GPU" >&2
+    exit 2
+fi
 nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader
 if [[ $what != bench ]]; then
     run 30 "$drivers/gpu_dense" check smallest

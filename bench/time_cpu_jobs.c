@@ -180,6 +180,11 @@ int main(int argc, char **argv)
     int32_t rows = argc > 2 ? atoi(argv[2]) : 128;
     int64_t num_keys = argc > 3 ? atoll(argv[3]) : 4096;
     const char *only = argc > 4 ? argv[4] : NULL;
+    if (threads < 1 || rows < 1 || num_keys < 1) {
+        printf(
+            "usage: time_cpu_jobs [threads] [query rows] [keys] [amx_bf16|avx512_bf16|avx512]\n");
+        return 1;
+    }
     static const bench_set sets[] = {
         {.name = "dense bf16", .kv_format = MLA_KV_NATIVE},
         {.name = "sparse bf16", .kv_format = MLA_KV_NATIVE, .sparse = true},

@@ -82,8 +82,10 @@ void tool_suggest_isas(void)
     char names[128];
     if (mla_ctx_create(&params, &ctx) == MLA_OK) {
         if (mla_ctx_get_info(ctx, &info) == MLA_OK) {
-            tool_error("this machine has %s; --isa takes a list of them",
-                       name_isas(info.isa_available, names, sizeof names));
+            tool_error(
+                "this machine has %s; --isa and the environment variable MLA_CPU_ISA take a list "
+                "of them",
+                name_isas(info.isa_available, names, sizeof names));
         }
         mla_ctx_destroy(ctx);
     }

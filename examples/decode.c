@@ -27,11 +27,12 @@ int main(void)
                            .block_table = block_table, .max_pages = 2, .seqlens = seqlens,
                            .out = out, .lse = lse};
     mla_ctx_params params = {sizeof params, .backend = MLA_BACKEND_CPU};
-    mla_sizes sizes = {sizeof sizes};
+    mla_sizes sizes = {.struct_size = sizeof sizes};
     mla_ctx *ctx;
     check(mla_ctx_create(&params, &ctx));
     check(mla_get_sizes(ctx, &problem, &sizes));
-    mla_plan plan = {sizeof plan, malloc(sizes.plan_bytes), sizes.plan_bytes};
+    mla_plan plan = {.struct_size = sizeof plan, .buffer = malloc(sizes.plan_bytes),
+                     .buffer_bytes = sizes.plan_bytes};
     void *workspace = malloc(sizes.workspace_bytes);
     check(mla_plan_build(ctx, &problem, &lengths, &plan, NULL)); /* once per step */
     check(mla_run(ctx, &problem, &tensors, &plan, workspace, sizes.workspace_bytes, NULL));

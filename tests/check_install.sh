@@ -29,6 +29,11 @@ cmake -S "$stranger" -B "$work/stranger" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C
 cmake --build "$work/stranger" >"$work/build.log"
 "$work/stranger/stranger"
 
+# Embedded: the same target by the same name, and nothing that the stranger did not ask for.
+cmake -S "$stranger" -B "$work/embedded" -DMLA_SOURCE="$source" -DMLA_CUDA=OFF \
+    >"$work/embedded.log" 2>&1 || { cat "$work/embedded.log"; exit 1; }
+[ ! -d "$work/embedded/libmla/cli" ] || { echo "an embedder gets the tool built"; exit 1; }
+
 if [ -x "$prefix/bin/mla" ]; then
     "$prefix/bin/mla" info >"$work/info.log"
 fi

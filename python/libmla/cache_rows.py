@@ -52,7 +52,8 @@ def _pack_args(adaptor, rows, cache, slots):
     if len(seen_rows.shape) not in (2, 3):
         raise ValueError(f"rows: expected shape [n, h_kv, d] or [n, d], got "
                          f"{list(seen_rows.shape)}")
-    kv_format = cache_format(seen, "cache", seen.kind == BYTE, seen_rows.kind)
+    dtype = dtype_code(seen_rows, "rows")
+    kv_format = cache_format(seen, "cache", seen.kind == BYTE, seen_rows.kind, of="rows")
     num_blocks, page_size, h_kv, row = seen.shape
     d_qk = row if kv_format == abi.KV_NATIVE else _FP8_ROWS[row][1]
     shape = (None, h_kv, d_qk) if len(seen_rows.shape) == 3 or h_kv > 1 else (None, d_qk)
@@ -60,7 +61,7 @@ def _pack_args(adaptor, rows, cache, slots):
     num_tokens = seen_rows.shape[0]
     strides = row_strides(seen_rows, "rows", len(shape) - 1)
     args = abi.PackArgs(
-        kv_format=kv_format, dtype=dtype_code(seen_rows, "rows"), num_tokens=num_tokens, h_kv=h_kv,
+        kv_format=kv_format, dtype=dtype, num_tokens=num_tokens, h_kv=h_kv,
         d_qk=d_qk, page_size=page_size, num_pages=num_blocks, rows=adaptor.pointer(rows),
         rows_stride=(strides[0], strides[1] if len(strides) > 1 else d_qk),
         cache=adaptor.pointer(cache), cache_stride=cache_strides(seen, "cache", kv_format),

@@ -96,7 +96,7 @@ def lse_strides(seen) -> tuple:
     return batch, token, head
 
 
-def cache_format(seen, name: str, is_fp8: bool, q_kind) -> int:
+def cache_format(seen, name: str, is_fp8: bool, q_kind, of: str = "q") -> int:
     """The mla_kv_format of a [num_blocks, page_size, h_kv, row] cache."""
     if len(seen.shape) != 4:
         raise ValueError(f"{name}: expected shape [num_blocks, page_size, h_kv, row], got "
@@ -105,7 +105,7 @@ def cache_format(seen, name: str, is_fp8: bool, q_kind) -> int:
         if seen.kind == BYTE:
             raise TypeError(f"{name}: has dtype {seen.dtype}; FP8 rows need is_fp8_kvcache=True")
         if seen.kind != q_kind:
-            raise TypeError(f"{name}: dtype must be that of q, {q_kind}, got {seen.dtype}")
+            raise TypeError(f"{name}: dtype must be that of {of}, {q_kind}, got {seen.dtype}")
         return abi.KV_NATIVE
     if seen.kind != BYTE:
         raise TypeError(f"{name}: FP8 rows are uint8, int8 or float8_e4m3fn, got {seen.dtype}")

@@ -6,6 +6,10 @@
 
 bool batch_can_save(const char *path)
 {
+    if (!st_may_write(path)) {
+        tool_error("cannot write %s: not a regular file", path);
+        return false;
+    }
     return tool_can_write(path);
 }
 

@@ -1,4 +1,5 @@
 /* `mla decode`: attention on the tensors of a safetensors file. */
+#include "batch_file.h"
 #include "decode_tensors.h"
 #include "row_sample.h"
 #include "safetensors_writer.h"
@@ -257,7 +258,7 @@ int cmd_decode(int argc, char **argv)
     tool_parse(&argp, "mla decode", argc, argv, &args);
     int result = TOOL_BAD_INPUT;
     if (decode_open(&in, args.in) && decode_read(&in, &args.decode)) {
-        result = tool_can_write(args.out) ? decode(&args, &in) : TOOL_FAILED;
+        result = batch_can_save(args.out) ? decode(&args, &in) : TOOL_FAILED;
     }
     decode_close(&in);
     return result;

@@ -1,4 +1,5 @@
 /* `mla pack` and `mla unpack`: rows of a safetensors file to a cache in any format, and back. */
+#include "batch_file.h"
 #include "decode_tensors.h"
 #include "engine.h"
 #include "safetensors_writer.h"
@@ -224,7 +225,7 @@ static int run(pack_args *args)
     int result = TOOL_BAD_INPUT;
     if (decode_open(&in, args->in)) {
         result = TOOL_FAILED;
-        if (tool_can_write(args->out) && engine_open(&runner, &args->options)) {
+        if (batch_can_save(args->out) && engine_open(&runner, &args->options)) {
             result = args->unpack ? unpack(args, &in, &runner) : pack(args, &in, &runner);
             engine_close(&runner);
         }

@@ -108,16 +108,19 @@ static bool replace_file(const char *path, const st_tensor *tensors, int32_t num
     return ok;
 }
 
+/* Renaming would put a file in the place of a link, a pipe or a device; also of a link that leads
+ * nowhere, or to a pipe without a name, of which realpath() knows no more than of a new file. */
+bool st_may_write(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0 ? S_ISREG(info.st_mode) : lstat(path, &info) != 0;
+}
+
 bool st_write(const char *path, const st_tensor *tensors, int32_t num_tensors, char *error,
               size_t error_size)
 {
-    /* Renaming would put a file in the place of a link, a pipe or a device; also of a link that
-     * leads nowhere, or to a pipe without a name, of which realpath() knows no more than of a new
-     * file. */
     char *target = realpath(path, NULL);
-    struct stat info;
-    bool ok = target != NULL ? stat(target, &info) == 0 && S_ISREG(info.st_mode)
-                             : lstat(path, &info) != 0;
+    bool ok = st_may_write(path);
     if (!ok) {
         snprintf(error, error_size, "not a regular file");
     } else {

@@ -12,6 +12,9 @@
 bool st_write(const char *path, const st_tensor *tensors, int32_t num_tensors, char *error,
               size_t error_size);
 
+/* Whether st_write() will take this path: a new file, or a regular one that is there. */
+bool st_may_write(const char *path);
+
 /* Whether two names are those of one file that is there. */
 bool st_same_file(const char *a, const char *b);
 

@@ -367,7 +367,7 @@ typedef struct mla_plan {
     void *buffer;        /* 16-byte aligned */
     size_t buffer_bytes; /* at least mla_sizes.plan_bytes */
     mla_problem problem; /* what the plan was built for; problem.struct_size is 0 before */
-    uint64_t context_id; /* kind of context it was built on; 0 before */
+    uint64_t context_id; /* kind of context it was built on (GPU, or number of threads); 0 before */
 } mla_plan;
 
 /*

@@ -297,6 +297,13 @@ def outputs_are_checked_first(tool):
             status, stdout, stderr = tool.run(*arguments, wrong)
             tool.check("%s %s %s" % (arguments[0], arguments[-1], wrong), status == FAILED and
                        not stdout and wrong in stderr, "status %d: %s%s" % (status, stdout, stderr))
+    # What is renamed into its place must be a regular file; a link to one that is not there is none.
+    os.symlink(tool.path("not-there"), tool.path("link-to-nothing"))
+    for arguments in (("demo", "--save"), ("decode", path, "-o"), ("pack", path, "-o")):
+        for wrong in ("/dev/null", tool.path("link-to-nothing")):
+            status, stdout, stderr = tool.run(*arguments, wrong)
+            tool.check("%s %s %s" % (arguments[0], arguments[-1], wrong), status == FAILED and
+                       not stdout and "not a regular file" in stderr, stdout + stderr)
     # Without gnuplot: a folder with nothing but a shell stands for a machine that has none.
     os.mkdir(tool.path("bin"))
     os.symlink(shutil.which("sh"), tool.path("bin/sh"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import statistics
 import time
@@ -168,13 +169,16 @@ def _draw(timings, path, title):
 
 def _check_writable(path) -> None:
     """Before the minutes of work, not after; an old file stays until the new one is written."""
-    if path and not os.path.exists(path):
-        with open(path, "wb"):
-            pass
-        os.remove(path)
-    elif path:
-        with open(path, "ab"):
-            pass
+    if not path:
+        return
+    target = os.path.realpath(path)
+    asked = target if os.path.exists(target) else os.path.dirname(target)
+    if os.path.isdir(target):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not os.path.exists(asked):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    if not os.access(asked, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
 
 def run_bench(options, device: str) -> int:

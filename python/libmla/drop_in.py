@@ -106,9 +106,12 @@ def _build_metadata(cache_seqlens, num_q_tokens_per_head_k, num_heads_k, num_hea
 def _as_count(number, name: str) -> int:
     """A whole number, of which an array of one element may be one."""
     try:
-        return operator.index(number)
+        count = operator.index(number)
     except TypeError:
         raise TypeError(f"{name}: expected a whole number, got {number!r}") from None
+    if not -2**31 <= count < 2**31:
+        raise ValueError(f"{name}: {count} is beyond 32 bits")
+    return count
 
 
 def _prepare_metadata(adaptor, cache_seqlens, rows, num_heads_k, num_heads_q, is_fp8, topk):

@@ -325,6 +325,8 @@ def prepare_decode(adaptor, q, k_cache, block_table, cache_seqlens, indices, att
     expect(seen_q, "q", None, None, (None, None, None, None), "[b, s_q, h_q, d]")
     device = seen_q.device
     b, s_q, h_q, d_qk = seen_q.shape
+    if num_parts >= 2**31:  # ctypes would cut it to 32 bits, and the library not see it
+        raise ValueError(f"num_parts: at most 65536, got {num_parts}")
     seen_kv = describe(adaptor, k_cache, "k_cache")
     expect(seen_kv, "k_cache", None, device, (None,) * 4, "[num_blocks, page_size, h_kv, row]")
     problem = abi.Problem(

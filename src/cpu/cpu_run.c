@@ -463,8 +463,8 @@ mla_status mla_cpu_run(const mla_ctx *ctx, const mla_shape *shape, const mla_ten
         (header->num_split_reqs > 0 && run.partial_out == NULL)) {
         return mla_fail(
             MLA_ERR_PLAN_MISMATCH,
-            "plan->buffer holds %d parts that split %lld requests, built for more threads "
-            "than this context's %d: build it with this context",
+            "plan->buffer holds %d parts that split %lld requests, which a context of %d threads "
+            "does not build: build it with this context",
             header->num_parts, (long long)header->num_split_reqs, ctx->info.num_threads);
     }
     int64_t part_units = units_per_part(shape);

@@ -19,7 +19,9 @@ __device__ __forceinline__ block_page look_up_page(const mla_sm90_dense_args &ar
                                                    int32_t block)
 {
     block_page at = {0, 0};
-    if (args.page_blocks > 0 && req < args.batch && block < args.max_tokens / MLA_BLOCK_TOKENS) {
+    /* Unsigned, since foreign bytes in the plan may have made the block's number wrap. */
+    const bool in_table = (uint32_t)block < (uint32_t)args.max_tokens / MLA_BLOCK_TOKENS;
+    if (args.page_blocks > 0 && req < args.batch && in_table) {
         const int32_t idx = divide(block, args.page_blocks_inverse);
         at.first_token = (block - idx * args.page_blocks) * MLA_BLOCK_TOKENS;
         at.page = load_now(args.block_table + req * args.block_table_stride + idx);

@@ -86,6 +86,12 @@ __device__ __forceinline__ bool wants_q()
     return my_cursor().wanted >= 0; /* never in the other warps */
 }
 
+/* Whether a phase is complete, for the warp as a whole: its lanes go on together. */
+__device__ __forceinline__ bool warp_sees(const uint64_t &barrier, uint32_t parity)
+{
+    return __any_sync(0xffffffffu, mbarrier_test_wait(smem_addr(&barrier), parity));
+}
+
 /* Fetches the wanted Q if there is room for it, or in any case once there is. */
 template <bool shares_p>
 __device__ __forceinline__ void fetch_q(const mla_sm90_sparse_args &args, bool in_any_case)
@@ -95,7 +101,7 @@ __device__ __forceinline__ void fetch_q(const mla_sm90_sparse_args &args, bool i
     const uint32_t pieces = at.pieces + 1;
     if (in_any_case) {
         wait_for(shared().q_empty, pieces & 1);
-    } else if (!mbarrier_test_wait(smem_addr(&shared().q_empty), pieces & 1)) {
+    } else if (!warp_sees(shared().q_empty, pieces & 1)) {
         return;
     }
     cta_place place;
@@ -133,7 +139,7 @@ __device__ __forceinline__ void wait_for_room(const mla_sm90_sparse_args &args,
 {
     while (wants_q()) {
         fetch_q<shares_p>(args, false);
-        if (mbarrier_test_wait(smem_addr(&barrier), parity)) {
+        if (warp_sees(barrier, parity)) {
             break;
         }
     }

@@ -15,6 +15,8 @@ from libmla import abi, attention, plans
 from libmla.library import lib
 
 LIMIT_US = 15
+# Neighbours on a shared machine make all Python half as slow again, for half a minute at a time.
+PATIENCE_S = 60
 
 
 def _best_us(function, calls=200, rounds=10):
@@ -77,14 +79,15 @@ def measure(framework, monkeypatch):
 
 @pytest.mark.parametrize("framework", ["numpy", "torch-cpu", "torch-cuda"])
 def test_overhead(framework, monkeypatch):
-    newer = older = planned = float("inf")
-    for _ in range(8):
+    newer = older = planned = worst = float("inf")
+    deadline = time.monotonic() + PATIENCE_S
+    while worst > LIMIT_US and time.monotonic() < deadline:
+        if worst < float("inf"):
+            time.sleep(2)
         figures = measure(framework, monkeypatch)
         newer, older, planned = map(min, figures, (newer, older, planned))
-        if max(newer, older, planned) <= LIMIT_US:
-            break
+        # numpy counts no changes, so the newer contract plans in every call.
+        worst = planned if framework == "numpy" else max(newer, older, planned)
     print(f"{framework}: flash_mla_with_kvcache {newer:.1f} us (newer contract), {older:.1f} us "
           f"(older contract), decode with plan, out and lse {planned:.1f} us")
-    assert planned <= LIMIT_US
-    if framework != "numpy":  # numpy counts no changes, so the newer contract plans in every call
-        assert newer <= LIMIT_US and older <= LIMIT_US
+    assert worst <= LIMIT_US

@@ -52,16 +52,7 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t par
     return done != 0;
 }
 
-/*
- * One thread, one arrival on a barrier of any CTA of the cluster. It orders nothing beyond the CTA:
- * a release at the cluster's scope waits for all of the thread's memory accesses (MEMBAR.ALL.GPU).
- */
-__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-/* The same, and never sleeps. */
+/* mbarrier_try_wait() that never sleeps. */
 __device__ __forceinline__ bool mbarrier_test_wait(uint32_t barrier, uint32_t parity)
 {
     uint32_t done;
@@ -74,6 +65,15 @@ __device__ __forceinline__ bool mbarrier_test_wait(uint32_t barrier, uint32_t pa
                  : "r"(barrier), "r"(parity)
                  : "memory");
     return done != 0;
+}
+
+/*
+ * One thread, one arrival on a barrier of any CTA of the cluster. It orders nothing beyond the CTA:
+ * a release at the cluster's scope waits for all of the thread's memory accesses (MEMBAR.ALL.GPU).
+ */
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 /* All threads of `threads` / 32 warps between sync and arrive; the number is a constant, since a

@@ -4,8 +4,8 @@
  * before are converted, and a block ahead of that L2 is told what to fetch.
  *
  * Alone, a CTA converts all 64 rows. Of a pair, a cluster of two CTAs that attend 128 heads to the
- * same keys, each converts half of the rows and stores them to both shared memories; what comes
- * from the other CTA completes on this one's barriers, by bytes.
+ * same keys, each converts half of the rows and sends the other what it has; what comes from there
+ * completes on this CTA's barriers, by bytes.
  */
 #ifndef MLA_CUDA_SPARSE_FP8_CUH
 #define MLA_CUDA_SPARSE_FP8_CUH
